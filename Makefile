@@ -1,0 +1,50 @@
+# The only door: people, hooks and CI all come in here. `make help` lists the targets.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+DEVICE ?= cpu
+VENV ?= .venv
+CONFIG ?= serve_app/configs/local-cpu.yaml
+bin := $(VENV)/bin
+export VENV
+
+.PHONY: help setup model run stop test check lint format types imports lock clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup:  ## make .venv and install the locked packages (DEVICE=cpu or gpu)
+	@requirements/install.sh $(DEVICE) dev
+
+model: setup  ## prepare the embedded model in the cache folder
+	@$(bin)/tokenline model
+
+run: model  ## serve on 127.0.0.1:8000 and answer a chat (DETACH=1: in the background; CONFIG=…, PORT=…)
+	@exec $(bin)/tokenline run $(CONFIG) $(if $(PORT),--port $(PORT)) $(if $(DETACH),--detach)
+
+stop:  ## end what `make run DETACH=1` started, and nothing else
+	@$(bin)/tokenline stop
+
+test: model check  ## lint, types, import rules, then every test
+	@$(bin)/pytest
+
+check: setup lint types imports  ## lint, types and import rules
+
+lint: setup
+	@$(bin)/ruff check . && $(bin)/ruff format --check .
+
+format: setup  ## let ruff mend what it can
+	@$(bin)/ruff check --fix . ; $(bin)/ruff format .
+
+types: setup
+	@$(bin)/mypy
+
+imports: setup
+	@$(bin)/lint-imports --no-logo 2>/dev/null || $(bin)/lint-imports
+
+lock: setup  ## resolve requirements/*.in into the pinned *.txt
+	@requirements/lock.sh
+
+clean:  ## remove .venv and caches (the model cache stays)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,1 @@
+"""One thin Ray Serve class per hop, and how the hops reach each other."""
