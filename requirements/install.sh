@@ -45,7 +45,8 @@ done < <("$venv/bin/python" -m pip config list 2>/dev/null | sed -n "s/^[^=]*fin
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 # Sync, not install: what an older lock file brought and this one does not is removed.
-sync_locks() { uv pip sync "${locks[@]}" "$@" 2>"$log"; }
+# Compiled at once: three processes import vLLM at every start, which takes minutes from source and seconds from bytecode.
+sync_locks() { uv pip sync --compile-bytecode "${locks[@]}" "$@" 2>"$log"; }
 if [ "$device" = cpu ]; then
     { [ ${#folders[@]} -gt 0 ] && sync_locks "${folders[@]}"; } || sync_locks --torch-backend cpu || {
         cat "$log" >&2

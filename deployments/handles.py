@@ -1,0 +1,117 @@
+"""Typed clients over Ray Serve handles: what the library sees of the other hops.
+
+Here and nowhere else Ray's exceptions become ours, and a cancelled caller cancels its callee. A handle's method is looked up once:
+each look-up makes a new handle with a router of its own (Ray Serve 2.60).
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, TypeVar
+
+from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
+from ray.serve.handle import DeploymentHandle
+
+from serve_app.errors import EngineDied, HopUnavailable, Overloaded, RequestError
+from serve_app.messages import (
+    EngineDelta,
+    EngineRequest,
+    GenerateRequest,
+    LoadReport,
+    RequestContext,
+    TokenIds,
+    Tokenized,
+    TokenizeRequest,
+)
+
+T = TypeVar("T")
+
+# Seconds after which a caller is advised to retry a refusal whose end cannot be computed.
+_RETRY_AFTER_S = 1.0
+
+
+class TokenizerHandle:
+    """See `TokenizerClient` in `serve_app/path.py`."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._tokenize = handle.tokenize
+        self._detokenize = handle.detokenize
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokenized:
+        return await _unary("tokenizer", self._tokenize, request)
+
+    async def detokenize(self, context: RequestContext, ids: TokenIds) -> str:
+        return await _unary("tokenizer", self._detokenize, context, ids)
+
+
+class PostprocessHandle:
+    """See `PostprocessClient` in `serve_app/path.py`."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._generate = handle.options(stream=True).generate
+        self._load = handle.load
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[bytes, None]:
+        return _stream("postprocess", self._generate, request)
+
+    async def load(self) -> LoadReport:
+        return await _unary("postprocess", self._load)
+
+
+class EngineHandle:
+    """See `EngineClient` in `serve_app/postprocess/service.py`."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._generate = handle.options(stream=True).generate
+        self._load = handle.load
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
+        return _stream("engine", self._generate, request)
+
+    async def load(self) -> LoadReport:
+        return await _unary("engine", self._load)
+
+
+async def _unary(hop: str, method: Any, *arguments: Any) -> Any:
+    response = method.remote(*arguments)
+    try:
+        return await response
+    except asyncio.CancelledError:
+        response.cancel()
+        raise
+    except Exception as error:
+        raise _translated(hop, error) from error
+
+
+async def _stream(hop: str, method: Any, request: Any) -> AsyncIterator[Any]:
+    response = method.remote(request)
+    finished = False
+    try:
+        async for item in response:
+            yield item
+        finished = True
+    except Exception as error:
+        finished = True
+        raise _translated(hop, error) from error
+    finally:
+        # Left early: by a cancelled task, or by a consumer that has what it wanted.
+        if not finished:
+            response.cancel()
+
+
+def _translated(hop: str, error: Exception) -> BaseException:
+    """Ray's exception as one of our tree where it means something to a client; others as they are."""
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        return cause if isinstance(cause, RequestError) else error
+    if isinstance(error, BackPressureError):
+        return Overloaded(f"{hop}.max_queued_requests: too many requests wait already.", hop, _RETRY_AFTER_S)
+    if isinstance(error, RayActorError):
+        if hop == "engine":
+            return EngineDied("The engine's replica was lost while it worked on this request.")
+        return HopUnavailable(f"A {hop} replica was lost while it worked on this request.", hop, _RETRY_AFTER_S)
+    if isinstance(error, DeploymentUnavailableError | ReplicaUnavailableError):
+        return HopUnavailable(f"No {hop} replica can take the request now.", hop, _RETRY_AFTER_S)
+    if isinstance(error, TaskCancelledError):
+        return HopUnavailable(f"The {hop} replica gave this request up.", hop, _RETRY_AFTER_S)
+    return error

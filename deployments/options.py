@@ -1,0 +1,44 @@
+"""From a hop's config section to Ray Serve's deployment options. Pure, except that the result speaks Ray Serve's words."""
+
+from typing import Any
+
+from serve_app.config import EngineSection, Hop
+
+
+def hop_options(name: str, hop: Hop) -> dict[str, Any]:
+    """Options of one deployment, named like its hop. Fixed replicas, or autoscaling when `max_replicas` is set."""
+    options: dict[str, Any] = {
+        "name": name,
+        "max_ongoing_requests": hop.max_ongoing_requests,
+        "max_queued_requests": hop.max_queued_requests,
+        "ray_actor_options": {"num_cpus": hop.num_cpus},
+    }
+    if hop.max_replicas is None or hop.max_replicas == hop.replicas:
+        return options | {"num_replicas": hop.replicas}
+    return options | {
+        "autoscaling_config": {
+            "min_replicas": hop.replicas,
+            "initial_replicas": hop.replicas,
+            "max_replicas": hop.max_replicas,
+            # Scale up before replicas are full: at the limit requests wait at their callers.
+            "target_ongoing_requests": max(1.0, 0.7 * hop.max_ongoing_requests),
+        }
+    }
+
+
+def engine_options(engine: EngineSection) -> dict[str, Any]:
+    """As `hop_options`, with the GPUs of one replica.
+
+    With `mp` all GPUs of a replica belong to its actor, on one node. With `ray` the actor holds none: vLLM puts one worker in each
+    bundle of the replica's placement group, and the first bundle also has the actor's CPUs (vLLM 0.32, `ray_executor.py`).
+    """
+    options = hop_options("engine", engine)
+    gpus = engine.tensor_parallel_size * engine.pipeline_parallel_size
+    if engine.kind == "sim" or engine.device == "cpu":
+        return options
+    if engine.executor == "mp":
+        options["ray_actor_options"]["num_gpus"] = gpus
+        return options
+    options["placement_group_bundles"] = [{"CPU": engine.num_cpus, "GPU": 1}, *({"GPU": 1},) * (gpus - 1)]
+    options["placement_group_strategy"] = "PACK"
+    return options

@@ -1,0 +1,28 @@
+"""Binds the deployments, once and top to bottom. The only file of the library that imports ray.
+
+`serve deploy` calls `build_app` with the `args` of the Serve config file.
+"""
+
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+
+from deployments.engine import EngineDeployment
+from deployments.gateway import GatewayDeployment
+from deployments.options import engine_options, hop_options
+from deployments.postprocess import PostprocessDeployment
+from deployments.tokenizer import TokenizerDeployment
+from serve_app.config import load
+
+
+def build_app(args: dict[str, Any]) -> Application:
+    """The application: gateway → tokenizer, and gateway → postprocess → engine. Raises ConfigError that names the key."""
+    config = load(args)
+    engine = serve.deployment(EngineDeployment, **engine_options(config.engine)).bind(config)
+    postprocess = serve.deployment(PostprocessDeployment, **hop_options("postprocess", config.postprocess)).bind(
+        config, engine
+    )
+    tokenizer = serve.deployment(TokenizerDeployment, **hop_options("tokenizer", config.tokenizer)).bind(config)
+    gateway = serve.deployment(serve.ingress()(GatewayDeployment), **hop_options("gateway", config.gateway))
+    return gateway.bind(config, tokenizer, postprocess)

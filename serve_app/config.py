@@ -1,0 +1,218 @@
+"""AppConfig: one frozen section per hop, each field with its unit and bounds; unknown keys are refused by name.
+
+It is what stands under `args` in a Serve config file (`serve_app/configs/`). Names end in their unit. The only free dictionary is
+`engine.vllm_args`, passed to vLLM as it is. This module reads dictionaries; it knows nothing of files, Ray or vLLM.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+from msgspec import Meta
+
+from serve_app.errors import ConfigError
+
+Count = Annotated[int, Meta(ge=1, le=100_000)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+Cpus = Annotated[float, Meta(ge=0, le=1024)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of every section."""
+
+
+class Hop(Section, frozen=True, kw_only=True):
+    """What every deployment has.
+
+    replicas: processes at the start, and the least that autoscaling keeps.
+    max_replicas: processes that autoscaling may reach; None keeps `replicas` fixed.
+    num_cpus: logical CPUs Ray reserves per replica; fractions let all hops start on a small machine.
+    max_ongoing_requests: requests one replica works on at once; more wait at the caller.
+    max_queued_requests: requests that may wait at one caller; beyond it they are refused with 429.
+    """
+
+    replicas: Count = 1
+    max_replicas: Count | None = None
+    num_cpus: Cpus = 1.0
+    max_ongoing_requests: Count = 256
+    max_queued_requests: Count = 1024
+
+
+class ModelSection(Section, frozen=True, kw_only=True):
+    """Which model, for every hop.
+
+    name: how clients call it.
+    source: `embedded:smollm2-135m-instruct` (see `make model`), a folder, or a hub id.
+    context_tokens: longest prompt plus completion in tokens; None takes the model's own limit.
+    chat_template_path: a Jinja file to use in place of the model's own chat template.
+    trust_remote_code: run Python code that comes with the model. Off, because it is code of others.
+    """
+
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    source: Annotated[str, Meta(min_length=1)]
+    context_tokens: Annotated[int, Meta(ge=2, le=100_000_000)] | None = None
+    chat_template_path: str | None = None
+    trust_remote_code: bool = False
+
+
+class GatewaySection(Hop, frozen=True, kw_only=True):
+    """The HTTP side.
+
+    max_body_bytes: a larger request body is refused with 413.
+    body_timeout_s: time a client has to deliver its body, else 408.
+    request_timeout_s: a request's deadline, from arrival to last byte, else 504 (or an error event in a stream).
+    max_choices: the most that `n` times the number of prompts may be.
+    max_stops: the most stop strings one request may give.
+    """
+
+    max_body_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = 4 << 20
+    body_timeout_s: Seconds = 30.0
+    request_timeout_s: Seconds = 600.0
+    max_choices: Annotated[int, Meta(ge=1, le=1024)] = 128
+    max_stops: Annotated[int, Meta(ge=1, le=64)] = 16
+
+
+class TokenizerSection(Hop, frozen=True, kw_only=True):
+    """The processes that render chat templates and tokenize.
+
+    threads: items one replica works on at once. The tokenizer lets go of the GIL while it encodes, so a long text does not stop a short one.
+    item_timeout_s: one item's limit; it fails alone.
+    """
+
+    threads: Annotated[int, Meta(ge=1, le=64)] = 4
+    item_timeout_s: Seconds = 5.0
+
+
+class PostprocessSection(Hop, frozen=True, kw_only=True):
+    """The processes that detokenize, match stop strings and render."""
+
+
+class SimSection(Section, frozen=True, kw_only=True):
+    """The simulated engine: rates, sizes and faults.
+
+    source: `hash` gives ids that depend on the prompt alone; `echo` repeats the prompt's ids, so that a stream carries its own marker.
+    prefill_tokens_per_s: prompt tokens per second, one prompt after the other.
+    step_ms, step_ms_per_sequence: a step of b sequences lasts step_ms + b * step_ms_per_sequence.
+    max_sequences: sequences that step together; the rest wait.
+    kv_blocks, block_tokens: KV blocks there are, and tokens per block.
+    fail_after_tokens: each request fails after so many tokens; None never.
+    die_after_tokens: the engine dies after so many tokens in all; None never.
+    stall_after_tokens: each request stops making progress after so many tokens; None never.
+    """
+
+    source: Literal["hash", "echo"] = "hash"
+    prefill_tokens_per_s: Annotated[float, Meta(gt=0)] = 20_000.0
+    step_ms: Annotated[float, Meta(ge=0, le=60_000)] = 20.0
+    step_ms_per_sequence: Annotated[float, Meta(ge=0, le=60_000)] = 0.1
+    max_sequences: Count = 256
+    kv_blocks: Annotated[int, Meta(ge=1)] = 8192
+    block_tokens: Annotated[int, Meta(ge=1, le=4096)] = 16
+    fail_after_tokens: Annotated[int, Meta(ge=0)] | None = None
+    die_after_tokens: Annotated[int, Meta(ge=0)] | None = None
+    stall_after_tokens: Annotated[int, Meta(ge=0)] | None = None
+
+
+class EngineSection(Hop, frozen=True, kw_only=True):
+    """The engines.
+
+    kind: `vllm`, or `sim` for rates and faults (never for answers).
+    device: where vLLM runs. On `cpu` a replica takes no GPU, whatever the parallel sizes are.
+    dtype: weights and activations; `auto` takes the model's own.
+    tensor_parallel_size, pipeline_parallel_size: their product is the number of GPUs of one replica.
+    executor: `mp` keeps a replica's workers on one node, `ray` may spread them over nodes of its placement group.
+    gpu_memory_utilization: share of each GPU's memory that vLLM may fill.
+    kv_cache_gib: memory for KV blocks on the CPU, in GiB.
+    quantization: vLLM's name of the method; None reads it from the model.
+    max_sequences: sequences that vLLM steps together (`max_num_seqs`); None leaves vLLM's own.
+    vllm_args: passed to vLLM's `AsyncEngineArgs` as they are, and checked there.
+    environment: variables set in the replica before vLLM is imported.
+    """
+
+    kind: Literal["vllm", "sim"] = "vllm"
+    device: Literal["cpu", "gpu"] = "gpu"
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    tensor_parallel_size: Annotated[int, Meta(ge=1, le=256)] = 1
+    pipeline_parallel_size: Annotated[int, Meta(ge=1, le=256)] = 1
+    executor: Literal["mp", "ray"] = "mp"
+    gpu_memory_utilization: Share = 0.9
+    kv_cache_gib: Annotated[float, Meta(gt=0, le=4096)] = 1.0
+    quantization: str | None = None
+    max_sequences: Count | None = None
+    vllm_args: dict[str, Any] = {}
+    environment: dict[str, str] = {}
+    sim: SimSection = SimSection()
+
+
+class AppConfig(Section, frozen=True, kw_only=True):
+    """Everything the application can be told."""
+
+    model: ModelSection
+    gateway: GatewaySection = GatewaySection()
+    tokenizer: TokenizerSection = TokenizerSection()
+    engine: EngineSection = EngineSection()
+    postprocess: PostprocessSection = PostprocessSection()
+
+
+# Arguments that have a field of their own, or that the token path fixes: given twice they would contradict each other.
+_OWN_VLLM_ARGS = {
+    "model": "model.source",
+    "served_model_name": "model.name",
+    "max_model_len": "model.context_tokens",
+    "trust_remote_code": "model.trust_remote_code",
+    "dtype": "engine.dtype",
+    "quantization": "engine.quantization",
+    "tensor_parallel_size": "engine.tensor_parallel_size",
+    "pipeline_parallel_size": "engine.pipeline_parallel_size",
+    "distributed_executor_backend": "engine.executor",
+    "gpu_memory_utilization": "engine.gpu_memory_utilization",
+    "max_num_seqs": "engine.max_sequences",
+    "tokenizer": "model.source",
+}
+
+
+def load(args: Mapping[str, Any]) -> AppConfig:
+    """The `args` of a Serve config file, checked. Raises ConfigError that names the key."""
+    try:
+        config = msgspec.convert(args, AppConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error))) from None
+    for hop in ("gateway", "tokenizer", "engine", "postprocess"):
+        section: Hop = getattr(config, hop)
+        if section.max_replicas is not None and section.max_replicas < section.replicas:
+            raise ConfigError(
+                f"{hop}.max_replicas: {section.max_replicas} is less than {hop}.replicas, {section.replicas}"
+            )
+    for name in config.engine.vllm_args:
+        if name in _OWN_VLLM_ARGS:
+            raise ConfigError(f"engine.vllm_args.{name}: set {_OWN_VLLM_ARGS[name]} instead")
+    return config
+
+
+def _explain(complaint: str) -> str:
+    """msgspec's sentence, with the key first: `engine.replica: unknown key; did you mean replicas?`."""
+    match = re.fullmatch(r"(?s)(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?", complaint)
+    reason, path = (match.group(1), match.group(2) or "") if match else (complaint, "")
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", reason):
+        key = unknown.group(1)
+        near = difflib.get_close_matches(key, _keys_of(path), n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(_keys_of(path))}"
+        return f"{f'{path}.' if path else ''}{key}: unknown key{hint}"
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", reason):
+        return f"{f'{path}.' if path else ''}{missing.group(1)}: required, and missing"
+    return f"{path or 'args'}: {reason[0].lower()}{reason[1:]}"
+
+
+def _keys_of(path: str) -> list[str]:
+    """The keys of the section at a dotted path; none where the path leaves the sections."""
+    section: Any = AppConfig
+    for step in filter(None, path.split(".")):
+        fields = {field.name: field.type for field in msgspec.structs.fields(section)}
+        section = fields.get(step)
+        options = [section, *get_args(section)]
+        section = next((one for one in options if isinstance(one, type) and issubclass(one, Section)), None)
+        if section is None:
+            return []
+    return [field.name for field in msgspec.structs.fields(section)]

@@ -1,0 +1,1 @@
+"""The engine hop: token ids in, token ids out."""

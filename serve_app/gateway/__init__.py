@@ -1,0 +1,1 @@
+"""The gateway hop: HTTP in, HTTP out."""

@@ -1,0 +1,96 @@
+"""Responses: one that streams and notices its client leave, and the one place where an error becomes HTTP.
+
+Before the first byte an error is a JSON body with its status; after it, one SSE event and the end of the stream. Pure ASGI, because
+Starlette's streaming response learns of a client's departure only when it sends, which a waiting one does not.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from serve_app.errors import InternalError, RequestError, as_request_error, body, sse_event
+
+logger = logging.getLogger(__name__)
+
+_SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Tells nginx and what descends from it not to collect the stream.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def error_response(error: RequestError) -> Response:
+    """The error as an HTTP response, with `Retry-After` where a retry helps and the time is known."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    return Response(body(error), error.status, headers, media_type="application/json")
+
+
+def translate(error: BaseException, request_id: str) -> RequestError:
+    """Any exception as one of the tree; those from outside it are logged here, and told to no client."""
+    known = as_request_error(error, request_id)
+    if isinstance(known, InternalError):
+        logger.error("request %s failed", request_id, exc_info=error)
+    return known
+
+
+class GeneratedResponse:
+    """An ASGI response over ready bytes: SSE events, or a single JSON body.
+
+    It races the stream with the client's departure; when the client is gone the stream is closed, which cancels the request in every hop.
+    """
+
+    def __init__(self, chunks: AsyncGenerator[bytes, None], sse: bool, request_id: str) -> None:
+        self._chunks = chunks
+        self._sse = sse
+        self._request_id = request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writing = asyncio.ensure_future(self._write(scope, receive, send))
+        gone = asyncio.ensure_future(_client_gone(receive))
+        try:
+            await asyncio.wait((writing, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # Also when the server cancels this call: nothing may go on working for a request that has ended.
+            for task in (writing, gone):
+                task.cancel()
+            results = await asyncio.gather(writing, gone, return_exceptions=True)
+        if isinstance(results[0], Exception):
+            raise results[0]
+
+    async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+        try:
+            async with aclosing(self._chunks) as chunks:
+                async for chunk in chunks:
+                    if not started:
+                        await send(self._start(chunk))
+                        started = True
+                    await send({"type": "http.response.body", "body": chunk, "more_body": self._sse})
+        except Exception as error:  # noqa: BLE001 - the translation: nothing may pass it untold
+            known = translate(error, self._request_id)
+            if not started:
+                await error_response(known)(scope, receive, send)
+                return
+            if self._sse:
+                await send({"type": "http.response.body", "body": sse_event(known), "more_body": True})
+        if self._sse:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _start(self, chunk: bytes) -> dict[str, object]:
+        headers = _SSE_HEADERS
+        if not self._sse:
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(chunk)).encode())]
+        return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
+async def _client_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

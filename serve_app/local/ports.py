@@ -1,0 +1,43 @@
+"""Owns the question which TCP ports are free on this machine. Knows nothing of who will use them."""
+
+import random
+import socket
+
+_ANY = "0.0.0.0"  # HAProxy's statistics and metrics listen on all interfaces (Ray Serve 2.60, haproxy_templates.py)
+# Below Linux's ephemeral ports (32768 and up), so that no outgoing connection takes one between our look and Ray's bind.
+_FIRST_BLOCK, _LAST_BLOCK = 20_000, 30_000
+BLOCK_PORTS = 100
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether this process could listen there now. Sees listeners that share their port with SO_REUSEPORT, as HAProxy does."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError:
+            return False
+    return True
+
+
+def free_ports(count: int, host: str = _ANY) -> list[int]:
+    """Different free ports, chosen by the kernel."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind((host, 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def free_block() -> int:
+    """The first of `BLOCK_PORTS` neighbouring ports whose first ten are free; chosen at random among such blocks."""
+    starts = list(range(_FIRST_BLOCK, _LAST_BLOCK, BLOCK_PORTS))
+    random.shuffle(starts)
+    for start in starts:
+        if all(is_free(_ANY, start + offset) for offset in range(10)):
+            return start
+    return _FIRST_BLOCK  # a replica that finds its port taken tries the next one by itself

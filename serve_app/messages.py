@@ -1,0 +1,188 @@
+"""What crosses a hop. Frozen, plain types only: no Starlette request, tensor, vLLM object or free dictionary.
+
+In the order in which a request meets them:
+
+    gateway  ──TokenizeRequest──▶  tokenizer  ──Tokenized──▶  gateway
+    gateway  ──GenerateRequest──▶  postprocess  ──ready bytes──▶  gateway
+    postprocess  ──EngineRequest──▶  engine  ──EngineDelta──▶  postprocess
+
+Every one of the requests carries a `RequestContext`. Times that end in `_s` are seconds of the wall clock (`time.time`), since
+they are compared on several machines.
+"""
+
+import enum
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+TokenIds = tuple[int, ...]
+
+
+class Message(msgspec.Struct, frozen=True):
+    """Base of everything that crosses a hop."""
+
+
+class RequestContext(Message, frozen=True):
+    """Who asks, until when, and in which trace.
+
+    `traceparent` is W3C's header, or None outside a trace. `deadline_s` is absolute. Lower `priority` goes first.
+    """
+
+    request_id: str
+    deadline_s: float
+    traceparent: str | None = None
+    priority: int = 0
+    lane: str = "default"
+    tenant: str = "default"
+
+    def remaining_s(self) -> float:
+        """Seconds left until the deadline; negative once it has passed."""
+        return self.deadline_s - time.time()
+
+
+class ChatMessage(Message, frozen=True):
+    """One turn of a conversation, its content parts already joined into one text."""
+
+    role: str
+    content: str
+    name: str | None = None
+
+
+class TokenizeRequest(Message, frozen=True):
+    """Text to turn into ids, once. Exactly one of `messages` and `prompts` is set; a prompt that is ids is only checked.
+
+    `max_tokens` None asks for as many as the context still holds. `truncate_prompt_tokens` keeps that many of a prompt's last tokens.
+    """
+
+    context: RequestContext
+    messages: tuple[ChatMessage, ...] | None = None
+    prompts: tuple[str | TokenIds, ...] | None = None
+    add_generation_prompt: bool = True
+    add_special_tokens: bool = True
+    max_tokens: int | None = 0
+    truncate_prompt_tokens: int | None = None
+    with_token_texts: bool = False
+
+
+class Tokenized(Message, frozen=True):
+    """Ids of each prompt, and how many tokens each may still generate.
+
+    `max_tokens[i]` belongs to `prompt_ids[i]`; `context_tokens` is the model's context length in tokens.
+    """
+
+    prompt_ids: tuple[TokenIds, ...]
+    max_tokens: tuple[int, ...]
+    context_tokens: int
+    vocabulary_size: int
+    token_texts: tuple[str, ...] | None = None
+
+
+class Sampling(Message, frozen=True):
+    """How the engine picks tokens; the meaning of each field is vLLM's `SamplingParams` field of the same name."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop_token_ids: TokenIds = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logit_bias: dict[int, float] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+class RequestKind(enum.StrEnum):
+    """Which of OpenAI's two response formats to render."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+
+
+class GenerateRequest(Message, frozen=True):
+    """One HTTP request, tokenized: `len(prompt_ids) × n` choices, numbered prompt by prompt.
+
+    `echo_texts`, when set, has one text per prompt to send ahead of the completion. `discard_output` is `echo` with max_tokens 0:
+    the engine generates one token, because vLLM cannot generate none, and nobody sees it.
+    """
+
+    context: RequestContext
+    kind: RequestKind
+    model: str
+    created_s: int
+    prompt_ids: tuple[TokenIds, ...]
+    max_tokens: tuple[int, ...]
+    sampling: Sampling
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    include_usage: bool = False
+    echo: bool = False
+    echo_texts: tuple[str | None, ...] | None = None
+    discard_output: bool = False
+
+
+class EngineRequest(Message, frozen=True):
+    """One choice for the engine: ids in, ids out."""
+
+    context: RequestContext
+    engine_request_id: str
+    prompt_ids: TokenIds
+    max_tokens: int
+    sampling: Sampling
+
+
+class TokenLogprob(Message, frozen=True, array_like=True):
+    """Log-probability of one token, with the alternatives that were asked for (the sampled one not repeated unless among them)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+FinishReason = Literal["stop", "length"]
+
+
+class EngineTimes(Message, frozen=True):
+    """When the engine did what; None where it is unknown."""
+
+    queued_s: float | None = None
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+
+class EngineDelta(Message, frozen=True):
+    """What the engine produced for one choice since its last delta.
+
+    With `finish_reason` set it is the last one. `ends_with_stop_token` says that the last id is the token that ended the text (end of
+    sequence or one of `stop_token_ids`) and no part of it. `prompt_logprobs[i]` is for prompt token i and None for the first.
+    """
+
+    token_ids: TokenIds
+    finish_reason: FinishReason | None = None
+    ends_with_stop_token: bool = False
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    cached_tokens: int = 0
+    times: EngineTimes | None = None
+
+
+class LoadReport(Message, frozen=True):
+    """One engine's load now. `kv_usage` is the used share of its KV blocks, 0 to 1."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    kv_blocks: int
+
+
+def engine_request_ids(request_id: str, count: int) -> Sequence[str]:
+    """The ids under which the choices of one request run in the engine."""
+    return [request_id] if count == 1 else [f"{request_id}-{index}" for index in range(count)]

@@ -1,0 +1,1 @@
+"""The postprocess hop: token ids in, response bytes out."""

@@ -1,0 +1,1 @@
+"""The tokenizer hop: conversations and texts in, token ids out, once per request."""

@@ -1,0 +1,106 @@
+"""Chat template and tokenization of one request, and the check against the model's context.
+
+Plain functions of text: no asyncio, no Ray. Runs in threads of the tokenizer hop (`service.py`), which bounds its time.
+"""
+
+from typing import Any
+
+from serve_app.errors import ContextTooLong, InvalidRequest
+from serve_app.messages import ChatMessage, TokenIds, Tokenized, TokenizeRequest
+from serve_app.vocabulary import Vocabulary
+
+
+class PromptEncoder:
+    """One model's tokenizer. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Any, context_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        # Limits that a tokenizer file may carry would cut prompts in silence.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._vocabulary = Vocabulary(tokenizer)
+        self._context_tokens = context_tokens
+        # Without a normalizer no token stands for more bytes than the longest one has, so some texts need no tokenizing to be too long.
+        self._most_bytes = None if self._backend.normalizer else context_tokens * self._vocabulary.longest_token_bytes
+
+    def encode(self, request: TokenizeRequest) -> Tokenized:
+        """Ids of all prompts, each checked to fit. Raises InvalidRequest or ContextTooLong, naming `messages` or `prompt`."""
+        if request.messages is not None:
+            text = self._render(request.messages, request.add_generation_prompt)
+            prompts = [self._encode_text(text, "messages", special_tokens=False)]
+        else:
+            prompts = [self._prompt_ids(prompt, request.add_special_tokens) for prompt in request.prompts or ()]
+        if (keep := request.truncate_prompt_tokens) is not None:
+            prompts = [ids[-keep:] for ids in prompts]
+        param = "prompt" if request.messages is None else "messages"
+        room = [self._room(len(ids), request.max_tokens, param) for ids in prompts]
+        texts = [self._vocabulary.token_text(token_id) for token_id in prompts[0]] if request.with_token_texts else None
+        return Tokenized(
+            prompt_ids=tuple(prompts),
+            max_tokens=tuple(room),
+            context_tokens=self._context_tokens,
+            vocabulary_size=self._vocabulary.size,
+            token_texts=None if texts is None else tuple(texts),
+        )
+
+    def decode(self, ids: TokenIds) -> str:
+        """The text of `ids`, special tokens included. Raises InvalidRequest for an id outside the vocabulary."""
+        self._check_ids(ids, "tokens")
+        text: str = self._backend.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def _render(self, messages: tuple[ChatMessage, ...], add_generation_prompt: bool) -> str:
+        turns = [
+            {"role": message.role, "content": message.content}
+            | ({} if message.name is None else {"name": message.name})
+            for message in messages
+        ]
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except Exception as error:  # noqa: BLE001 - a template is a program of the model's author and may raise anything
+            raise InvalidRequest(
+                f"messages: the model's chat template does not take them: {error}", "messages"
+            ) from error
+        return text
+
+    def _prompt_ids(self, prompt: str | TokenIds, special_tokens: bool) -> TokenIds:
+        if isinstance(prompt, str):
+            return self._encode_text(prompt, "prompt", special_tokens)
+        self._check_ids(prompt, "prompt")
+        return prompt
+
+    def _encode_text(self, text: str, param: str, special_tokens: bool) -> TokenIds:
+        if self._most_bytes is not None and len(text) > self._most_bytes:
+            least = len(text) // self._vocabulary.longest_token_bytes
+            raise ContextTooLong(
+                f"{param}: the text has at least {least} tokens, and this model's context holds {self._context_tokens}.",
+                param,
+            )
+        # `encode_batch` lets go of the GIL, `encode` holds it (tokenizers 0.23, measured): seconds of standstill for a long text.
+        (encoding,) = self._backend.encode_batch([text], add_special_tokens=special_tokens)
+        return tuple(encoding.ids)
+
+    def _check_ids(self, ids: TokenIds, param: str) -> None:
+        for token_id in ids:
+            if not 0 <= token_id < self._vocabulary.size:
+                raise InvalidRequest(
+                    f"{param}: {token_id} is not a token id; they go from 0 to {self._vocabulary.size - 1}.", param
+                )
+
+    def _room(self, prompt_tokens: int, max_tokens: int | None, param: str) -> int:
+        """Tokens that may be generated after a prompt of this length."""
+        if prompt_tokens == 0:
+            raise InvalidRequest(f"{param}: has no tokens.", param)
+        room = self._context_tokens - prompt_tokens
+        wanted = 1 if max_tokens is None else max_tokens
+        if wanted > room:
+            raise ContextTooLong(
+                f"This model's context holds {self._context_tokens} tokens, and the request needs {prompt_tokens + wanted}: "
+                f"{prompt_tokens} of the prompt and {wanted} of the completion. "
+                + (f"At most {room} fit: lower max_tokens or shorten {param}." if room > 0 else f"Shorten {param}."),
+                param if room < 1 else "max_tokens",
+            )
+        return room if max_tokens is None else max_tokens
