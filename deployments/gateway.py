@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.handles import PostprocessHandle, TokenizerHandle
 from serve_app.config import AppConfig
@@ -24,4 +24,27 @@ class GatewayDeployment:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Ray Serve's hook for an application that only a replica can build, since it needs the handles."""
-        return self._asgi
+        return one_request_id(self._asgi)
+
+
+def one_request_id(app: ASGIApp) -> ASGIApp:
+    """Keeps the response's `x-request-id` to the one our application chose.
+
+    Around every application Ray Serve 2.60 appends the request's own `x-request-id` to the response, unchecked
+    (`RequestIdMiddleware` in `ray/serve/_private/http_util.py`); no option turns that off.
+    """
+
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_sealed(message: Message) -> None:
+            await send(_SealedStart(message) if message["type"] == "http.response.start" else message)
+
+        await app(scope, receive, send_sealed)
+
+    return wrapped
+
+
+class _SealedStart(dict[str, Any]):
+    """A message whose headers stay as they were: who replaces the list and goes on appending appends to a copy."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, list(value) if key == "headers" else value)

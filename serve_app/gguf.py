@@ -22,9 +22,10 @@ def convert(gguf: Path, folder: Path) -> None:
 
 
 def _write_model(gguf: Path, folder: Path) -> int:
-    import torch  # noqa: PLC0415  seconds to import, and only a conversion needs it
-    from safetensors.torch import save_file
-    from transformers import AutoModelForCausalLM
+    # Imported here, and below: they take seconds, and only a conversion needs them.
+    import torch  # noqa: PLC0415
+    from safetensors.torch import save_file  # noqa: PLC0415
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
     model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     # `save_pretrained` refuses a model that came from a GGUF (transformers 5.19), so its files are written one by one.
@@ -44,8 +45,8 @@ def _write_model(gguf: Path, folder: Path) -> int:
 
 
 def _write_tokenizer(gguf: Path, folder: Path, context_tokens: int) -> None:
-    from tokenizers import pre_tokenizers
-    from transformers import AutoTokenizer
+    from tokenizers import pre_tokenizers  # noqa: PLC0415
+    from transformers import AutoTokenizer  # noqa: PLC0415
 
     tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     # The file says `tokenizer.ggml.pre: smollm`: every digit alone, then GPT-2's split. transformers 5.19 reads only

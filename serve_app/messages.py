@@ -108,7 +108,8 @@ class RequestKind(enum.StrEnum):
 class GenerateRequest(Message, frozen=True):
     """One HTTP request, tokenized: `len(prompt_ids) × n` choices, numbered prompt by prompt.
 
-    `echo_texts`, when set, has one text per prompt to send ahead of the completion. `discard_output` is `echo` with max_tokens 0:
+    `echo_texts`, when set, has for each prompt the text to send ahead of the completion, None where it is to be made from the
+    ids. `discard_output` is `echo` with max_tokens 0:
     the engine generates one token, because vLLM cannot generate none, and nobody sees it.
     """
 
@@ -123,7 +124,6 @@ class GenerateRequest(Message, frozen=True):
     stop: tuple[str, ...] = ()
     stream: bool = False
     include_usage: bool = False
-    echo: bool = False
     echo_texts: tuple[str | None, ...] | None = None
     discard_output: bool = False
 

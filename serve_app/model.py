@@ -46,7 +46,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def locate(source: str) -> str:
-    """What to give vLLM for `model.source`: a folder's path, or a hub id as it is. Cheap: compares sizes, hashes nothing.
+    """What to give vLLM for `model.source`: a folder's path, or a hub id as it is. Cheap: compares sizes only.
 
     Raises ConfigError for an embedded model that is unknown or not prepared, and for a path that does not exist.
     """

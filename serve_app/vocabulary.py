@@ -5,8 +5,10 @@ whole characters come out. Supported are the two byte-exact families that langua
 SentencePiece-style vocabularies with byte fallback. Others are refused when the process starts.
 """
 
+import codecs
 import json
 import re
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -70,13 +72,18 @@ class Vocabulary:
         """A token on its own as text, for display; bytes that are no whole character become U+FFFD."""
         return self.raw_bytes(token_id).decode("utf-8", "replace")
 
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`, special tokens included, without an unfinished character at the end."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return "".join(decoder.decode(self.raw_bytes(token_id)) for token_id in ids)
+
     @cached_property
     def longest_token_bytes(self) -> int:
         """Length of the longest token, in bytes."""
         return max(map(len, self._raw))
 
 
-def _byte_rule(decoder: dict[str, Any]) -> Any:
+def _byte_rule(decoder: dict[str, Any]) -> Callable[[str], bytes]:
     """How a token string of this decoder becomes bytes. Raises ConfigError for a decoder whose bytes cannot be known."""
     parts = decoder.get("decoders", [decoder])
     kinds = {part.get("type") for part in parts}

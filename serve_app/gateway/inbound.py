@@ -87,8 +87,9 @@ class Inbound:
                         f"{name}: {token_id} is not a token id; they go from 0 to {tokenized.vocabulary_size - 1}.",
                         name,
                     )
-        texts = tuple(prompt if isinstance(prompt, str) else None for prompt in self.prompts or ())
-        whole = self.truncate_prompt_tokens is None
+        # A truncated prompt is no longer the text that came in.
+        as_sent = self.truncate_prompt_tokens is None
+        echo_texts = tuple(prompt if isinstance(prompt, str) and as_sent else None for prompt in self.prompts or ())
         return GenerateRequest(
             context=context,
             kind=self.kind,
@@ -101,8 +102,7 @@ class Inbound:
             stop=self.stop,
             stream=self.stream,
             include_usage=self.include_usage,
-            echo=self.echo,
-            echo_texts=texts if self.echo and whole else None,
+            echo_texts=echo_texts if self.echo else None,
             discard_output=self.discards_output,
         )
 

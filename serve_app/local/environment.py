@@ -32,7 +32,7 @@ _DEFAULTS = {
 # Each of these would send the private Ray to another cluster, or another job's settings into it.
 _FOREIGN = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_RUNTIME_ENV_HOOK")
 
-# HAProxy refuses socket paths over 97 bytes, and Ray puts the node's id (56 digits) and `metrics.sock` behind the folder.
+# HAProxy refuses socket paths over 97 bytes, and Ray puts the node's id (56 digits) and `metrics.sock` behind this.
 _MAX_FOLDER_BYTES = 97 - len("/metrics.sock") - 57
 
 
@@ -41,7 +41,7 @@ def new_folder() -> Path:
     prefix = "tokenline-"
     parent = tempfile.gettempdir()
     if len(parent) + len(f"/{prefix}") + 8 > _MAX_FOLDER_BYTES:
-        parent = "/tmp"  # noqa: S108
+        parent = "/tmp"
     return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
 
 

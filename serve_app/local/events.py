@@ -1,6 +1,6 @@
 """What crosses between the supervisor (`serve_app/launch.py`) and the process that holds Ray (`deployments/local.py`).
 
-The supervisor passes an Order; events come back, one JSON object a line. The end of the child's standard input means stop.
+The supervisor passes an Order; events come back, one JSON object a line. The child stops when its standard input ends.
 """
 
 from typing import Any, Literal
@@ -26,7 +26,7 @@ class Order(msgspec.Struct, frozen=True):
 class Event(msgspec.Struct, frozen=True):
     """One change.
 
-    kind: `ray` and `serve` once they run, `deployment` and `application` at each change of status, `error` before the end.
+    kind: `ray` and `serve` once they run, `deployment` and `application` at a change of status, `error` before the end.
     name: the deployment's or application's.
     status: Ray Serve's word, such as HEALTHY or DEPLOY_FAILED.
     message: Ray Serve's explanation; may have many lines.

@@ -4,13 +4,13 @@ import random
 import socket
 
 _ANY = "0.0.0.0"  # HAProxy's statistics and metrics listen on all interfaces (Ray Serve 2.60, haproxy_templates.py)
-# Below Linux's ephemeral ports (32768 and up), so that no outgoing connection takes one between our look and Ray's bind.
+# Below Linux's ephemeral ports (32768 and up): no outgoing connection takes one between our look and Ray's bind.
 _FIRST_BLOCK, _LAST_BLOCK = 20_000, 30_000
 BLOCK_PORTS = 100
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether this process could listen there now. Sees listeners that share their port with SO_REUSEPORT, as HAProxy does."""
+    """Whether this process could listen there now; a port that HAProxy shares by SO_REUSEPORT counts as taken."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -51,10 +51,10 @@ def check_memory(config: AppConfig, model: str, available_bytes: int) -> None:
     needed = needed_memory_bytes(config, model)
     if needed > available_bytes:
         raise ConfigError(
-            f"about {needed / GIB:.1f} GiB of memory are needed ({config.engine.replicas} engine(s) with weights and "
-            f"{config.engine.kv_cache_gib:g} GiB of KV cache each, and {_PROCESSES_BYTES / GIB:g} GiB for the processes), "
-            f"and {available_bytes / GIB:.1f} GiB are available; end other programs, lower engine.kv_cache_gib, or take a "
-            "smaller model"
+            f"about {needed / GIB:.1f} GiB of memory are needed (engine.replicas: {config.engine.replicas}, each with "
+            f"weights and {config.engine.kv_cache_gib:g} GiB of KV cache, and {_PROCESSES_BYTES / GIB:g} GiB for the "
+            f"processes), and {available_bytes / GIB:.1f} GiB are available; end other programs, lower "
+            "engine.kv_cache_gib, or take a smaller model"
         )
 
 

@@ -5,6 +5,7 @@ Knows nothing of how it was started.
 
 import http.client
 import json
+import shlex
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -45,6 +46,12 @@ def sample_body(model: str) -> dict[str, Any]:
     """The sample chat's request."""
     messages = [{"role": "user", "content": QUESTION}]
     return {"model": model, "messages": messages, "temperature": 0, "max_tokens": 32}
+
+
+def curl_line(url: str, model: str) -> str:
+    """The sample chat as a command for a shell."""
+    body = shlex.quote(json.dumps(sample_body(model)))
+    return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {body}"
 
 
 def _request(url: str, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> tuple[int, bytes]:

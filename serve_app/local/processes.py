@@ -1,7 +1,7 @@
 """Owns telling this project's processes from all others, by a tag in their environment, and ending them.
 
-Every process of a run inherits the tag: Ray's own, its workers, vLLM's engine core and workers, HAProxy. The tag outlives
-`setproctitle` (seen with Ray 2.60) and the death of parents. Knows nothing of what the processes do.
+Every process of a run inherits the tag: Ray's own, its workers, vLLM's engine core and workers, HAProxy. The tag
+outlives `setproctitle` (seen with Ray 2.60) and the death of parents. Knows nothing of what the processes do.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ def has_tag(process: psutil.Process, run_id: str) -> bool:
 def sweep(run_id: str, grace_s: float) -> int:
     """End every process of that run: SIGTERM, after `grace_s` seconds SIGKILL. Returns how many had to be told.
 
-    Repeats until none is left or a few seconds have passed, because a process may start another while it is being ended.
+    Repeats until none is left or a few seconds have passed: a process may start another while it is being ended.
     """
     told: set[int] = set()
     deadline = time.monotonic() + grace_s + _KILL_WAIT_S

@@ -62,6 +62,10 @@ class Reporter:
             self._drawn = False
 
     def _write(self, text: str) -> None:
-        if self._out is not None:
+        if self._out is None:
+            return
+        try:
             self._out.write(text)
             self._out.flush()
+        except (OSError, ValueError):
+            self._out = None  # the terminal has gone, or the reader of a pipe: no reason to leave processes behind

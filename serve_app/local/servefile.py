@@ -22,7 +22,7 @@ _LOOPBACK, _PORT = "127.0.0.1", 8000
 
 @dataclass(frozen=True)
 class ServeFile:
-    """A checked file with one application. `content` is what Ray Serve gets; `config` is None for a foreign application."""
+    """A checked file with one application. `content` goes to Ray Serve; `config` is None for a foreign application."""
 
     path: Path
     content: dict[str, Any]
@@ -64,7 +64,8 @@ def read(
     """
     content = _parse(path)
     application = _only_application(path, content)
-    application["args"] = merge(application.get("args") or {}, overrides or {})
+    args: dict[str, Any] = application.get("args") or {}
+    application["args"] = merge(args, overrides or {})
     # Without a host, HAProxy and the ingress replicas listen on all interfaces (Ray Serve 2.60).
     options = {"host": _LOOPBACK, "port": _PORT} | (content.get("http_options") or {})
     options |= {key: value for key, value in (("host", host), ("port", port)) if value is not None}
@@ -80,8 +81,10 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = copy.deepcopy(dict(base))
     for key, value in over.items():
         inner = merged.get(key)
-        both_sections = isinstance(inner, dict) and isinstance(value, Mapping)
-        merged[key] = merge(inner, value) if both_sections else copy.deepcopy(value)
+        if isinstance(inner, dict) and isinstance(value, Mapping):
+            merged[key] = merge(inner, value)
+        else:
+            merged[key] = copy.deepcopy(value)
     return merged
 
 

@@ -83,8 +83,14 @@ class PostprocessService:
             ids = request.prompt_ids[prompt]
             engine_request = EngineRequest(request.context, engine_id, ids, request.max_tokens[prompt], sampling)
             choice = Choice(index, self._vocabulary, ids, request.stop, sampling)
-            runs.append(_Run(choice, engine_request, request.echo_texts[prompt] if request.echo_texts else None))
+            runs.append(_Run(choice, engine_request, self._echo_text(request, prompt)))
         return runs
+
+    def _echo_text(self, request: GenerateRequest, prompt: int) -> str | None:
+        if request.echo_texts is None:
+            return None
+        text = request.echo_texts[prompt]
+        return self._vocabulary.decode(request.prompt_ids[prompt]) if text is None else text
 
     async def _updates(
         self, request: GenerateRequest, run: _Run
