@@ -1,6 +1,6 @@
-"""The engine's replica: holds one engine, bounds every request by its deadline, and is unhealthy when the engine is dead."""
+"""The engine's replica: one engine, every request bounded by its deadline, unhealthy when the engine is dead."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from serve_app.aio import until
@@ -16,7 +16,7 @@ class EngineDeployment:
         self._engine = build_engine(config)
         await self._engine.start()
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineDelta]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         async with aclosing(until(request.context.deadline_s, self._engine.generate(request))) as deltas:
             async for delta in deltas:
                 yield delta

@@ -1,11 +1,11 @@
 """Typed clients over Ray Serve handles: what the library sees of the other hops.
 
-Here and nowhere else Ray's exceptions become ours, and a cancelled caller cancels its callee. A handle's method is looked up once:
-each look-up makes a new handle with a router of its own (Ray Serve 2.60).
+Here and nowhere else Ray's exceptions become ours, and a cancelled caller cancels its callee. A handle's method is
+looked up once: each look-up makes a new handle with a router of its own (Ray Serve 2.60).
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 
 from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
@@ -38,10 +38,10 @@ class TokenizerHandle:
         self._detokenize = handle.detokenize
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenized:
-        return await _unary("tokenizer", self._tokenize, request)
+        return await _unary("tokenizer", Tokenized, self._tokenize, request)
 
     async def detokenize(self, context: RequestContext, ids: TokenIds) -> str:
-        return await _unary("tokenizer", self._detokenize, context, ids)
+        return await _unary("tokenizer", str, self._detokenize, context, ids)
 
 
 class PostprocessHandle:
@@ -55,7 +55,7 @@ class PostprocessHandle:
         return _stream("postprocess", self._generate, request)
 
     async def load(self) -> LoadReport:
-        return await _unary("postprocess", self._load)
+        return await _unary("postprocess", LoadReport, self._load)
 
 
 class EngineHandle:
@@ -69,21 +69,23 @@ class EngineHandle:
         return _stream("engine", self._generate, request)
 
     async def load(self) -> LoadReport:
-        return await _unary("engine", self._load)
+        return await _unary("engine", LoadReport, self._load)
 
 
-async def _unary(hop: str, method: Any, *arguments: Any) -> Any:
+async def _unary(hop: str, returns: type[T], method: Any, *arguments: Any) -> T:
+    """Awaits a call whose result is a `returns`; the handles have no types of their own."""
     response = method.remote(*arguments)
     try:
-        return await response
+        result: T = await response
     except asyncio.CancelledError:
         response.cancel()
         raise
     except Exception as error:
         raise _translated(hop, error) from error
+    return result
 
 
-async def _stream(hop: str, method: Any, request: Any) -> AsyncIterator[Any]:
+async def _stream(hop: str, method: Any, request: Any) -> AsyncGenerator[Any, None]:
     response = method.remote(request)
     finished = False
     try:

@@ -1,4 +1,4 @@
-"""From a hop's config section to Ray Serve's deployment options. Pure, except that the result speaks Ray Serve's words."""
+"""From a hop's config section to Ray Serve's deployment options. Pure: dictionaries in Ray Serve's words."""
 
 from typing import Any
 
@@ -29,8 +29,9 @@ def hop_options(name: str, hop: Hop) -> dict[str, Any]:
 def engine_options(engine: EngineSection) -> dict[str, Any]:
     """As `hop_options`, with the GPUs of one replica.
 
-    With `mp` all GPUs of a replica belong to its actor, on one node. With `ray` the actor holds none: vLLM puts one worker in each
-    bundle of the replica's placement group, and the first bundle also has the actor's CPUs (vLLM 0.32, `ray_executor.py`).
+    With `mp` all GPUs of a replica belong to its actor, on one node. With `ray` the actor holds none: vLLM puts one
+    worker in each bundle of the replica's placement group, and the first bundle also has the actor's CPUs (vLLM 0.32,
+    `ray_executor.py`).
     """
     options = hop_options("engine", engine)
     gpus = engine.tensor_parallel_size * engine.pipeline_parallel_size

@@ -1,6 +1,6 @@
 """The postprocessor's replica: calls the engine and turns its token ids into response bytes."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -19,8 +19,9 @@ class PostprocessDeployment:
     def __init__(self, config: AppConfig, engine: DeploymentHandle[Any]) -> None:
         self._service = PostprocessService(Vocabulary(load_tokenizer(config.model)), EngineHandle(engine))
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[bytes]:
-        # Closed explicitly: a generator that is only dropped would abort its engine request when the collector gets to it.
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[bytes, None]:
+        # Closed explicitly: a generator that is only dropped would abort its engine request when the collector gets to
+        # it.
         async with aclosing(self._service.generate(request)) as chunks:
             async for chunk in chunks:
                 yield chunk

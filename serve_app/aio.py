@@ -1,19 +1,27 @@
-"""Two things asyncio lacks for streams: several merged into one, and one bounded by a deadline. Both close what they read from."""
+"""Streams: several merged into one, and one bounded by a deadline. Both close what they read from."""
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar, cast
 
 from serve_app.errors import DeadlineExceeded
 
 T = TypeVar("T")
 
-_END = object()
+
+@dataclass(frozen=True, slots=True)
+class _Item(Generic[T]):
+    """What a pump puts into the queue: a value, the stream's error, or its end."""
+
+    value: T | None = None
+    error: Exception | None = None
+    end: bool = False
 
 
-async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncIterator[T]:
+async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
     """Items of all streams as they come. The first error ends the others; so does leaving the loop."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as stream:
@@ -21,35 +29,35 @@ async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncIterator[T]:
                 yield item
         return
     # One place per stream: a slow consumer holds the streams back instead of letting a queue grow.
-    queue: asyncio.Queue[T | BaseException | object] = asyncio.Queue(maxsize=len(streams))
+    queue: asyncio.Queue[_Item[T]] = asyncio.Queue(maxsize=len(streams))
 
     async def pump(stream: AsyncGenerator[T, None]) -> None:
         try:
             async with aclosing(stream):
                 async for item in stream:
-                    await queue.put(item)
-            await queue.put(_END)
+                    await queue.put(_Item(value=item))
+            await queue.put(_Item(end=True))
         except Exception as error:  # noqa: BLE001 - carried over to the consumer, who raises it
-            await queue.put(error)
+            await queue.put(_Item(error=error))
 
     tasks = [asyncio.create_task(pump(stream)) for stream in streams]
     try:
         running = len(tasks)
         while running:
-            item = await queue.get()
-            if item is _END:
+            arrived = await queue.get()
+            if arrived.error is not None:
+                raise arrived.error
+            if arrived.end:
                 running -= 1
-            elif isinstance(item, Exception):
-                raise item
             else:
-                yield item  # type: ignore[misc]  # neither the end nor an error: an item of a stream
+                yield cast(T, arrived.value)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def until(deadline_s: float, stream: AsyncGenerator[T, None]) -> AsyncIterator[T]:
+async def until(deadline_s: float, stream: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     """The stream's items until `deadline_s` (wall clock); DeadlineExceeded is raised where it would wait past it."""
     async with aclosing(stream):
         while True:

@@ -17,7 +17,7 @@ from serve_app.config import load
 
 
 def build_app(args: dict[str, Any]) -> Application:
-    """The application: gateway → tokenizer, and gateway → postprocess → engine. Raises ConfigError that names the key."""
+    """gateway → tokenizer, and gateway → postprocess → engine. Raises ConfigError that names the key."""
     config = load(args)
     engine = serve.deployment(EngineDeployment, **engine_options(config.engine)).bind(config)
     postprocess = serve.deployment(PostprocessDeployment, **hop_options("postprocess", config.postprocess)).bind(

@@ -1,7 +1,8 @@
 """AppConfig: one frozen section per hop, each field with its unit and bounds; unknown keys are refused by name.
 
-It is what stands under `args` in a Serve config file (`serve_app/configs/`). Names end in their unit. The only free dictionary is
-`engine.vllm_args`, passed to vLLM as it is. This module reads dictionaries; it knows nothing of files, Ray or vLLM.
+It is what stands under `args` in a Serve config file (`serve_app/configs/`). Names end in their unit. The only free
+dictionary is `engine.vllm_args`, passed to vLLM as it is. This module reads dictionaries; it knows nothing of files,
+Ray or vLLM.
 """
 
 import difflib
@@ -78,7 +79,8 @@ class GatewaySection(Hop, frozen=True, kw_only=True):
 class TokenizerSection(Hop, frozen=True, kw_only=True):
     """The processes that render chat templates and tokenize.
 
-    threads: items one replica works on at once. The tokenizer lets go of the GIL while it encodes, so a long text does not stop a short one.
+    threads: items one replica works on at once. The tokenizer lets go of the GIL while it encodes, so a long text does
+    not stop a short one.
     item_timeout_s: one item's limit; it fails alone.
     """
 
@@ -93,7 +95,8 @@ class PostprocessSection(Hop, frozen=True, kw_only=True):
 class SimSection(Section, frozen=True, kw_only=True):
     """The simulated engine: rates, sizes and faults.
 
-    source: `hash` gives ids that depend on the prompt alone; `echo` repeats the prompt's ids, so that a stream carries its own marker.
+    source: `hash` gives ids that depend on the prompt alone; `echo` repeats the prompt's ids, so that a stream carries
+    its own marker.
     prefill_tokens_per_s: prompt tokens per second, one prompt after the other.
     step_ms, step_ms_per_sequence: a step of b sequences lasts step_ms + b * step_ms_per_sequence.
     max_sequences: sequences that step together; the rest wait.

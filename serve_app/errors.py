@@ -18,8 +18,8 @@
         ├── DeadlineExceeded      504  the request's deadline passed, wherever it was
         └── InternalError         500  everything outside this tree; says nothing but the request's id
 
-Errors are raised, cross the hops by pickle, and are turned into a response in one place (`serve_app/gateway/respond.py`).
-This module knows nothing of HTTP libraries, Ray or vLLM.
+Errors are raised, cross the hops by pickle, and are turned into a response in one place
+(`serve_app/gateway/respond.py`). This module knows nothing of HTTP libraries, Ray or vLLM.
 """
 
 from typing import Any, ClassVar
@@ -142,7 +142,7 @@ class InternalError(RequestError):
 
 
 def as_request_error(error: BaseException, request_id: str) -> RequestError:
-    """The one translation: errors of the tree as they are, anything else as an `InternalError` that names the request."""
+    """The one translation: errors of the tree as they are, anything else as an `InternalError`."""
     if isinstance(error, RequestError):
         return error
     return InternalError(f"The server failed on this request. Its id is {request_id}.")

@@ -79,7 +79,7 @@ def serving(
     Raises ConfigError before anything is started, and LaunchFailed.
     """
     if port == 0:
-        (port,) = ports.free_ports(1, host or "127.0.0.1")
+        (port,) = ports.free_ports(1)
     file = servefile.read(config, host=host, port=port, overrides=overrides)
     preflight.check(file)
     run = Run(file, reporter or Reporter(None), run_id or uuid.uuid4().hex, log)

@@ -6,8 +6,8 @@ In the order in which a request meets them:
     gateway  ──GenerateRequest──▶  postprocess  ──ready bytes──▶  gateway
     postprocess  ──EngineRequest──▶  engine  ──EngineDelta──▶  postprocess
 
-Every one of the requests carries a `RequestContext`. Times that end in `_s` are seconds of the wall clock (`time.time`), since
-they are compared on several machines.
+Every one of the requests carries a `RequestContext`. Times that end in `_s` are seconds of the wall clock
+(`time.time`), since they are compared on several machines.
 """
 
 import enum
@@ -51,9 +51,10 @@ class ChatMessage(Message, frozen=True):
 
 
 class TokenizeRequest(Message, frozen=True):
-    """Text to turn into ids, once. Exactly one of `messages` and `prompts` is set; a prompt that is ids is only checked.
+    """Text to turn into ids, once: either `messages` or `prompts`. A prompt that is ids is only checked.
 
-    `max_tokens` None asks for as many as the context still holds. `truncate_prompt_tokens` keeps that many of a prompt's last tokens.
+    `max_tokens` None asks for as many as the context still holds. `truncate_prompt_tokens` keeps that many of a
+    prompt's last tokens.
     """
 
     context: RequestContext
@@ -108,9 +109,9 @@ class RequestKind(enum.StrEnum):
 class GenerateRequest(Message, frozen=True):
     """One HTTP request, tokenized: `len(prompt_ids) × n` choices, numbered prompt by prompt.
 
-    `echo_texts`, when set, has for each prompt the text to send ahead of the completion, None where it is to be made from the
-    ids. `discard_output` is `echo` with max_tokens 0:
-    the engine generates one token, because vLLM cannot generate none, and nobody sees it.
+    `echo_texts`, when set, has for each prompt the text to send ahead of the completion, None where it is to be made
+    from the ids. `discard_output` is `echo` with max_tokens 0: the engine generates one token, because vLLM cannot
+    generate none, and nobody sees it.
     """
 
     context: RequestContext
@@ -139,7 +140,7 @@ class EngineRequest(Message, frozen=True):
 
 
 class TokenLogprob(Message, frozen=True, array_like=True):
-    """Log-probability of one token, with the alternatives that were asked for (the sampled one not repeated unless among them)."""
+    """Log-probability of one token, and the likeliest tokens as far as they were asked for."""
 
     token_id: int
     logprob: float
@@ -161,8 +162,9 @@ class EngineTimes(Message, frozen=True):
 class EngineDelta(Message, frozen=True):
     """What the engine produced for one choice since its last delta.
 
-    With `finish_reason` set it is the last one. `ends_with_stop_token` says that the last id is the token that ended the text (end of
-    sequence or one of `stop_token_ids`) and no part of it. `prompt_logprobs[i]` is for prompt token i and None for the first.
+    With `finish_reason` set it is the last one. `ends_with_stop_token` says that the last id is the token that ended
+    the text (end of sequence or one of `stop_token_ids`) and no part of it. `prompt_logprobs[i]` is for prompt token i
+    and None for the first.
     """
 
     token_ids: TokenIds

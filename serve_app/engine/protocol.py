@@ -13,13 +13,13 @@ class Engine(Protocol):
     """One engine in one replica."""
 
     async def start(self) -> None:
-        """Loads the model; returns when requests can be served. Raises ConfigError for a configuration that cannot work."""
+        """Loads the model; returns when requests can be served. Raises ConfigError for what cannot work."""
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         """Streams what the engine produces; the last delta has a finish reason.
 
-        Closing the generator aborts the request and frees its KV blocks. Raises InvalidRequest for a request the engine refuses,
-        Overloaded when its queue is full, EngineDied when it is lost.
+        Closing the generator aborts the request and frees its KV blocks. Raises InvalidRequest for a request the engine
+        refuses, Overloaded when its queue is full, EngineDied when it is lost.
         """
 
     async def load(self) -> LoadReport:

@@ -1,7 +1,8 @@
 """The simulated engine: same contract as the real one, no model. For rates and faults; its tokens mean nothing.
 
-One loop steps all running sequences, as a real engine does: a step lasts longer with more sequences, prompts are prefilled one after
-the other, and sequences wait for a slot and for KV blocks. Deterministic: the ids depend on the prompt alone.
+One loop steps all running sequences, as a real engine does: a step lasts longer with more sequences, prompts are
+prefilled one after the other, and sequences wait for a slot and for KV blocks. Deterministic: the ids depend on the
+prompt alone.
 """
 
 import asyncio

@@ -8,7 +8,7 @@ GIB = 1 << 30
 
 
 def vllm_args(model: ModelSection, engine: EngineSection, model_path: str, context_tokens: int) -> dict[str, Any]:
-    """Keyword arguments of vLLM's `AsyncEngineArgs`; `engine.vllm_args` comes last and can set everything not set here."""
+    """Keyword arguments of vLLM's `AsyncEngineArgs`; `engine.vllm_args` sets whatever is not set here."""
     args: dict[str, Any] = {
         "model": model_path,
         "served_model_name": model.name,

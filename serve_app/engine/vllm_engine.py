@@ -1,6 +1,7 @@
 """The real engine: vLLM's AsyncLLM, token ids in, token ids out. The only file that imports vllm.
 
-vLLM's scheduler and workers run in processes of their own; this object lives in the replica's event loop and talks to them.
+vLLM's scheduler and workers run in processes of their own; this object lives in the replica's event loop and talks to
+them.
 """
 
 import os
@@ -76,7 +77,7 @@ class VllmEngine:
 
 
 class _LastStats:
-    """What vLLM's scheduler said of itself last. It speaks after every step, and once more when the last request has gone."""
+    """What vLLM's scheduler said of itself last: after every step, and when the last request has gone."""
 
     def __init__(self) -> None:
         self._scheduler: Any = None
@@ -89,7 +90,7 @@ class _LastStats:
         last = self
         last._vllm_config = vllm_config
 
-        class Recorder(StatLoggerBase):
+        class Recorder(StatLoggerBase):  # type: ignore[misc]  # vllm is not type-checked here
             def __init__(self) -> None:
                 self.engine_index = engine_index
 
@@ -164,7 +165,7 @@ def _delta(output: Any, sampling: Sampling) -> EngineDelta:
 
 
 def _token_logprob(token_id: int, candidates: Any, count: int) -> TokenLogprob:
-    """`candidates` maps ids to vLLM's Logprob: the `count` likeliest, and the token itself where it is not one of them."""
+    """`candidates` maps ids to vLLM's Logprob: the `count` likeliest, and the token itself if not among them."""
     likeliest = sorted(candidates.items(), key=lambda item: item[1].rank)[:count]
     return TokenLogprob(token_id, candidates[token_id].logprob, tuple((id_, one.logprob) for id_, one in likeliest))
 

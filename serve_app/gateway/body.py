@@ -6,8 +6,8 @@ from starlette.requests import Request
 
 from serve_app.errors import BodyTimeout, BodyTooLarge
 
-# What is read and thrown away of a body that is too large, as a multiple of the limit: a server that answers and closes while the
-# client still sends makes many clients report a broken connection in place of the answer.
+# What is read and thrown away of a body that is too large, as a multiple of the limit: a server that answers and closes
+# while the client still sends makes many clients report a broken connection in place of the answer.
 _DRAIN_FACTOR = 8
 
 

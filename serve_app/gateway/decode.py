@@ -1,7 +1,7 @@
 """Request bytes to a typed body, or an error that names the field.
 
-msgspec decodes and checks in one pass and is strict: no NaN, no lone surrogate, no text that is not UTF-8. Where a body is no JSON at
-all, a second and slower look finds the field that spoils it.
+msgspec decodes and checks in one pass and is strict: no NaN, no lone surrogate, no text that is not UTF-8. Where a body
+is no JSON at all, a second and slower look finds the field that spoils it.
 """
 
 import json
@@ -25,13 +25,14 @@ _NAME_LIMIT = 200
 def decode(raw: bytes, body_type: type[B]) -> B:
     """The body, every field checked for itself. Raises InvalidRequest or UnsupportedField."""
     try:
-        return _decoder(body_type).decode(raw)
+        body: B = _decoder(body_type).decode(raw)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from None
     except RecursionError:
         raise InvalidRequest("body: nested too deeply.", "body") from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise _diagnose(raw) from None
+    return body
 
 
 @cache

@@ -1,4 +1,4 @@
-"""A checked HTTP body as the hops behind the gateway need it: what its fields mean together, and what is not served here.
+"""A checked body as the hops behind the gateway need it: what its fields mean together, and what is not served.
 
 Pure. Field types and bounds are `schema.py`; what happens next is `serve_app/path.py`.
 """
@@ -62,7 +62,7 @@ class Inbound:
 
     @property
     def discards_output(self) -> bool:
-        """`max_tokens: 0` with `echo` scores a prompt; vLLM cannot generate nothing, so it makes one token that nobody sees."""
+        """`max_tokens: 0` with `echo` scores a prompt; vLLM must generate a token, which nobody sees."""
         return self.max_tokens == 0
 
     def tokenize_request(self, context: RequestContext) -> TokenizeRequest:
@@ -233,10 +233,7 @@ def _inbound(
         raise InvalidRequest(f"stop: {len(stop)} strings, and at most {limits.max_stops} are taken.", "stop")
     n = 1 if body.n is None else body.n
     if n * len(prompts or (None,)) > limits.max_choices:
-        raise InvalidRequest(
-            f"n: {n} for {len(prompts or (None,))} prompt(s) makes more than the {limits.max_choices} choices one request may have.",
-            "n",
-        )
+        raise InvalidRequest(f"n: times the number of prompts it is over {limits.max_choices}, the limit here.", "n")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options: needs stream to be true.", "stream_options")
     min_tokens = body.min_tokens or 0

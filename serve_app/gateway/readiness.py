@@ -54,7 +54,7 @@ class Readiness:
             raise NotReady(f"Not ready: {self._reason}.", retry_after_s=_RETRY_S)
 
     async def probe(self) -> LoadReport:
-        """The load of one engine, asked through the path. Raises NotReady when the path is not warm or does not answer."""
+        """The load of one engine, asked through the path. Raises NotReady where that is cold or silent."""
         self.require()
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_S):

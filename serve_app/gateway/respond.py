@@ -1,7 +1,8 @@
 """Responses: one that streams and notices its client leave, and the one place where an error becomes HTTP.
 
-Before the first byte an error is a JSON body with its status; after it, one SSE event and the end of the stream. Pure ASGI, because
-Starlette's streaming response learns of a client's departure only when it sends, which a waiting one does not.
+Before the first byte an error is a JSON body with its status; after it, one SSE event and the end of the stream. Pure
+ASGI, because Starlette's streaming response learns of a client's departure only when it sends, which a waiting one does
+not.
 """
 
 import asyncio
@@ -44,7 +45,8 @@ def translate(error: BaseException, request_id: str) -> RequestError:
 class GeneratedResponse:
     """An ASGI response over ready bytes: SSE events, or a single JSON body.
 
-    It races the stream with the client's departure; when the client is gone the stream is closed, which cancels the request in every hop.
+    It races the stream with the client's departure; when the client is gone the stream is closed, which cancels the
+    request in every hop.
     """
 
     def __init__(self, chunks: AsyncGenerator[bytes, None], sse: bool, request_id: str) -> None:

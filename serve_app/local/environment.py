@@ -24,6 +24,9 @@ _DEFAULTS = {
     # The gateway would otherwise wait 30 s at its end for load balancers that are not there.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "2",
+    # Serve's 5 s and 10 s kill a proxy that is merely slow, which on two busy cores it is (seen).
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "30",
     # What failed once at start fails again: say so after the first attempt.
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
     "RAY_USAGE_STATS_ENABLED": "0",

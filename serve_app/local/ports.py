@@ -21,12 +21,12 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-def free_ports(count: int, host: str = _ANY) -> list[int]:
-    """Different free ports, chosen by the kernel."""
+def free_ports(count: int) -> list[int]:
+    """Different ports, chosen by the kernel, that are free on every interface."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:
-            one.bind((host, 0))
+            one.bind((_ANY, 0))
         return [int(one.getsockname()[1]) for one in sockets]
     finally:
         for one in sockets:

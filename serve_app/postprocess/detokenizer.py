@@ -1,7 +1,8 @@
 """Token ids to text, one at a time, never half a character and never a piece of the prompt.
 
-One UTF-8 decoder per choice, fed with each token's bytes. Where the prompt ends inside a character, its incomplete last bytes are
-given to the decoder first: the completed character then belongs to the output, and nothing else of the prompt can come out.
+One UTF-8 decoder per choice, fed with each token's bytes. Where the prompt ends inside a character, its incomplete last
+bytes are given to the decoder first: the completed character then belongs to the output, and nothing else of the prompt
+can come out.
 """
 
 import codecs

@@ -1,9 +1,10 @@
 """Postprocess: runs a request's choices on the engine and yields response bytes as soon as there are any.
 
-Knows the engine only as something that takes an `EngineRequest` and streams `EngineDelta`s; knows nothing of HTTP or Ray.
+Knows the engine only as something that takes an `EngineRequest` and streams `EngineDelta`s; knows nothing of HTTP or
+Ray.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
 
@@ -15,7 +16,6 @@ from serve_app.messages import EngineDelta, EngineRequest, GenerateRequest, Load
 from serve_app.postprocess.choice import Choice, ScoredToken, Update
 from serve_app.postprocess.render import DONE, Echo, FinishedChoice, Renderer, Usage, renderer_for
 from serve_app.vocabulary import Vocabulary
-
 
 # Seeds are 64-bit signed integers in vLLM; the seed of a later choice must not leave that range.
 _SEED_RANGE = 1 << 63
@@ -58,7 +58,7 @@ class PostprocessService:
         self._vocabulary = vocabulary
         self._engine = engine
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[bytes]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[bytes, None]:
         """SSE events ending in `[DONE]`, or one JSON body if the request does not stream. Raises RequestError."""
         runs = self._runs(request)
         renderer = renderer_for(request, self._vocabulary)

@@ -1,7 +1,8 @@
 """Stop strings over a stream of text pieces: what may go out, what must wait, and where the text ends.
 
-The text is cut before the stop string that is complete first, as if characters came one by one, so the result is the same however the
-text is split into pieces (vLLM's rule too). Of two that end at the same character the longer one counts. Pure: no clock, no I/O.
+The text is cut before the stop string that is complete first, as if characters came one by one, so the result is the
+same however the text is split into pieces (vLLM's rule too). Of two that end at the same character the longer one
+counts. Pure: no clock, no I/O.
 """
 
 from collections.abc import Sequence

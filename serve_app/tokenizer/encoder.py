@@ -21,11 +21,12 @@ class PromptEncoder:
         self._backend.no_padding()
         self._vocabulary = Vocabulary(tokenizer)
         self._context_tokens = context_tokens
-        # Without a normalizer no token stands for more bytes than the longest one has, so some texts need no tokenizing to be too long.
+        # Without a normalizer no token stands for more bytes than the longest one has, so some texts need no tokenizing
+        # to be too long.
         self._most_bytes = None if self._backend.normalizer else context_tokens * self._vocabulary.longest_token_bytes
 
     def encode(self, request: TokenizeRequest) -> Tokenized:
-        """Ids of all prompts, each checked to fit. Raises InvalidRequest or ContextTooLong, naming `messages` or `prompt`."""
+        """Ids of all prompts, each checked to fit. Raises InvalidRequest or ContextTooLong."""
         if request.messages is not None:
             text = self._render(request.messages, request.add_generation_prompt)
             prompts = [self._encode_text(text, "messages", special_tokens=False)]
@@ -60,7 +61,7 @@ class PromptEncoder:
             text: str = self._tokenizer.apply_chat_template(
                 turns, tokenize=False, add_generation_prompt=add_generation_prompt
             )
-        except Exception as error:  # noqa: BLE001 - a template is a program of the model's author and may raise anything
+        except Exception as error:
             raise InvalidRequest(
                 f"messages: the model's chat template does not take them: {error}", "messages"
             ) from error
@@ -76,10 +77,11 @@ class PromptEncoder:
         if self._most_bytes is not None and len(text) > self._most_bytes:
             least = len(text) // self._vocabulary.longest_token_bytes
             raise ContextTooLong(
-                f"{param}: the text has at least {least} tokens, and this model's context holds {self._context_tokens}.",
+                f"{param}: the text has at least {least} tokens; this model's context holds {self._context_tokens}.",
                 param,
             )
-        # `encode_batch` lets go of the GIL, `encode` holds it (tokenizers 0.23, measured): seconds of standstill for a long text.
+        # `encode_batch` lets go of the GIL, `encode` holds it (tokenizers 0.23, measured): seconds of standstill for a
+        # long text.
         (encoding,) = self._backend.encode_batch([text], add_special_tokens=special_tokens)
         return tuple(encoding.ids)
 
@@ -98,7 +100,7 @@ class PromptEncoder:
         wanted = 1 if max_tokens is None else max_tokens
         if wanted > room:
             raise ContextTooLong(
-                f"This model's context holds {self._context_tokens} tokens, and the request needs {prompt_tokens + wanted}: "
+                f"This model's context holds {self._context_tokens} tokens; the request needs {prompt_tokens + wanted}: "
                 f"{prompt_tokens} of the prompt and {wanted} of the completion. "
                 + (f"At most {room} fit: lower max_tokens or shorten {param}." if room > 0 else f"Shorten {param}."),
                 param if room < 1 else "max_tokens",

@@ -1,4 +1,4 @@
-"""The tokenizer hop's work: items in threads, so that a long text holds up neither the event loop nor a short one beside it.
+"""The tokenizer hop's work, in threads: a long text holds up neither the event loop nor a short text beside it.
 
 Each item has a time limit and fails alone. Knows nothing of Ray.
 """
