@@ -14,7 +14,7 @@ from serve_app.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A token of the returned text with its log-probability. `offset` is where it begins in the choice's text, in characters."""
+    """A token of the returned text, its log-probability, and where it begins in the text (in characters)."""
 
     logprob: TokenLogprob
     offset: int

@@ -23,7 +23,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request: each prompt counted once, every choice's generated tokens, and prompt tokens that came from the prefix cache."""
+    """Tokens of one request: each prompt once, what every choice generated, and what the prefix cache gave."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -41,7 +41,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompt ahead of a completion, with its tokens when their log-probabilities were asked for (None for the first)."""
+    """The prompt ahead of a completion; its tokens where their log-probabilities were asked for."""
 
     text: str
     tokens: tuple[tuple[int, TokenLogprob | None], ...] = ()

@@ -100,7 +100,7 @@ class PromptEncoder:
         wanted = 1 if max_tokens is None else max_tokens
         if wanted > room:
             raise ContextTooLong(
-                f"This model's context holds {self._context_tokens} tokens; the request needs {prompt_tokens + wanted}: "
+                f"The model's context holds {self._context_tokens} tokens; the request needs {prompt_tokens + wanted}: "
                 f"{prompt_tokens} of the prompt and {wanted} of the completion. "
                 + (f"At most {room} fit: lower max_tokens or shorten {param}." if room > 0 else f"Shorten {param}."),
                 param if room < 1 else "max_tokens",
