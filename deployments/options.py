@@ -4,6 +4,9 @@ from typing import Any
 
 from serve_app.config import EngineSection, Hop
 
+# Seconds between the checks that find a dead engine; Ray Serve's own 10 s is long to send requests to one.
+_ENGINE_HEALTH_CHECK_PERIOD_S = 2.0
+
 
 def hop_options(name: str, hop: Hop) -> dict[str, Any]:
     """Options of one deployment, named like its hop. Fixed replicas, or autoscaling when `max_replicas` is set."""
@@ -20,8 +23,7 @@ def hop_options(name: str, hop: Hop) -> dict[str, Any]:
             "min_replicas": hop.replicas,
             "initial_replicas": hop.replicas,
             "max_replicas": hop.max_replicas,
-            # Scale up before replicas are full: at the limit requests wait at their callers.
-            "target_ongoing_requests": max(1.0, 0.7 * hop.max_ongoing_requests),
+            "target_ongoing_requests": hop.target_ongoing_requests,
         }
     }
 
@@ -34,6 +36,7 @@ def engine_options(engine: EngineSection) -> dict[str, Any]:
     `ray_executor.py`).
     """
     options = hop_options("engine", engine)
+    options["health_check_period_s"] = _ENGINE_HEALTH_CHECK_PERIOD_S
     gpus = engine.tensor_parallel_size * engine.pipeline_parallel_size
     if engine.kind == "sim" or engine.device == "cpu":
         return options

@@ -30,6 +30,7 @@ class Hop(Section, frozen=True, kw_only=True):
 
     replicas: processes at the start, and the least that autoscaling keeps.
     max_replicas: processes that autoscaling may reach; None keeps `replicas` fixed.
+    target_ongoing_requests: requests per replica that autoscaling aims at.
     num_cpus: logical CPUs Ray reserves per replica; fractions let all hops start on a small machine.
     max_ongoing_requests: requests one replica works on at once; more wait at the caller.
     max_queued_requests: requests that may wait at one caller; beyond it they are refused with 429.
@@ -37,6 +38,7 @@ class Hop(Section, frozen=True, kw_only=True):
 
     replicas: Count = 1
     max_replicas: Count | None = None
+    target_ongoing_requests: Annotated[float, Meta(gt=0, le=100_000)] = 64.0
     num_cpus: Cpus = 1.0
     max_ongoing_requests: Count = 256
     max_queued_requests: Count = 1024
@@ -84,6 +86,8 @@ class TokenizerSection(Hop, frozen=True, kw_only=True):
     item_timeout_s: one item's limit; it fails alone.
     """
 
+    # About what its threads hold: a tokenizer that has more than that is behind.
+    target_ongoing_requests: Annotated[float, Meta(gt=0, le=100_000)] = 4.0
     threads: Annotated[int, Meta(ge=1, le=64)] = 4
     item_timeout_s: Seconds = 5.0
 

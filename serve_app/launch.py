@@ -30,6 +30,7 @@ from serve_app.local.processes import sweep
 from serve_app.local.progress import Reporter
 from serve_app.local.servefile import ServeFile
 
+_CHILD = [sys.executable, "-m", "deployments.local"]
 _POLL_S = 0.2
 _READY_POLL_S = 0.5
 # The child bounds its own shutdown (`deployments/local.py`); this is a little longer.
@@ -147,7 +148,7 @@ class Run:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             child = subprocess.Popen(
-                [sys.executable, "-m", "deployments.local", str(order)],
+                [*_CHILD, str(order)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from serve_app.errors import InternalError, RequestError, as_request_error, body, sse_event
+from serve_app.messages import RequestContext
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,10 @@ _SSE_HEADERS = [
     # Tells nginx and what descends from it not to collect the stream.
     (b"x-accel-buffering", b"no"),
 ]
+
+
+# Time past the deadline in which a client can still be told that it passed.
+_LAST_WORD_S = 2.0
 
 
 def error_response(error: RequestError) -> Response:
@@ -49,16 +54,18 @@ class GeneratedResponse:
     request in every hop.
     """
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None], sse: bool, request_id: str) -> None:
+    def __init__(self, chunks: AsyncGenerator[bytes, None], sse: bool, context: RequestContext) -> None:
         self._chunks = chunks
         self._sse = sse
-        self._request_id = request_id
+        self._context = context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writing = asyncio.ensure_future(self._write(scope, receive, send))
         gone = asyncio.ensure_future(_client_gone(receive))
         try:
-            await asyncio.wait((writing, gone), return_when=asyncio.FIRST_COMPLETED)
+            # The stream keeps the deadline itself; this bound is for a client that stays and does not read.
+            limit_s = max(0.0, self._context.remaining_s()) + _LAST_WORD_S
+            await asyncio.wait((writing, gone), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             # Also when the server cancels this call: nothing may go on working for a request that has ended.
             for task in (writing, gone):
@@ -77,7 +84,7 @@ class GeneratedResponse:
                         started = True
                     await send({"type": "http.response.body", "body": chunk, "more_body": self._sse})
         except Exception as error:  # noqa: BLE001 - the translation: nothing may pass it untold
-            known = translate(error, self._request_id)
+            known = translate(error, self._context.request_id)
             if not started:
                 await error_response(known)(scope, receive, send)
                 return

@@ -4,6 +4,7 @@ A Starlette application without Ray: tests run it as it is, `deployments/gateway
 """
 
 import importlib.metadata
+import re
 import time
 from collections.abc import Awaitable, Callable
 from functools import cache
@@ -28,6 +29,9 @@ from serve_app.gateway.respond import GeneratedResponse, error_response, transla
 from serve_app.gateway.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from serve_app.messages import RequestContext
 from serve_app.path import Hops, answer
+
+# W3C Trace Context, version 00; later versions may only add fields at the end.
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{1,64})?")
 
 Handler = Callable[[Request], Awaitable[Any]]
 
@@ -83,7 +87,7 @@ class _Routes:
         self._check_model(inbound.model)
         self._readiness.require()
         context = self._context(request)
-        return GeneratedResponse(answer(inbound, context, self._hops), inbound.stream, context.request_id)
+        return GeneratedResponse(answer(inbound, context, self._hops), inbound.stream, context)
 
     async def models(self, request: Request) -> Response:
         return _json({"object": "list", "data": [self._model_card()]})
@@ -119,10 +123,11 @@ class _Routes:
         return decode(await read_body(request, limits.max_body_bytes, limits.body_timeout_s), body_type)
 
     def _context(self, request: Request) -> RequestContext:
+        traceparent = request.headers.get("traceparent", "")
         return RequestContext(
             request_id=request_id(request.scope),
             deadline_s=time.time() + self._config.gateway.request_timeout_s,
-            traceparent=request.headers.get("traceparent"),
+            traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else None,
         )
 
     def _check_model(self, name: str | None) -> None:

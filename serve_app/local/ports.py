@@ -1,5 +1,6 @@
 """Owns the question which TCP ports are free on this machine. Knows nothing of who will use them."""
 
+import errno
 import random
 import socket
 
@@ -10,14 +11,19 @@ BLOCK_PORTS = 100
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether this process could listen there now; a port that HAProxy shares by SO_REUSEPORT counts as taken."""
+    """Whether this process could listen there now; a port that HAProxy shares by SO_REUSEPORT counts as taken.
+
+    Raises OSError for a host that is none of this machine's, and for a port that this user may not have.
+    """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
-        except OSError:
-            return False
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise
     return True
 
 

@@ -34,16 +34,16 @@ def check(file: ServeFile, available_bytes: int | None = None) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises ConfigError if something listens there already, or the host is none of this machine's."""
+    """Raises ConfigError if something listens there already, or this user cannot listen there at all."""
+    choose = "choose another: `make run PORT=…` (or `tokenline run --port …`)"
     try:
         free = is_free(host, port)
+    except PermissionError as error:
+        raise ConfigError(f"port {port} is not allowed to this user; {choose}") from error
     except OSError as error:
         raise ConfigError(f"http_options.host: {host!r} is no address of this machine ({error.strerror})") from error
     if not free:
-        raise ConfigError(
-            f"port {port} on {host} is taken, or not allowed to this user; choose another: `make run PORT={port + 1}` "
-            f"(or `tokenline run --port {port + 1}`)"
-        )
+        raise ConfigError(f"port {port} on {host} is taken; {choose}")
 
 
 def check_memory(config: AppConfig, model: str, available_bytes: int) -> None:

@@ -96,7 +96,7 @@ class PostprocessService:
         self, request: GenerateRequest, run: _Run
     ) -> AsyncGenerator[tuple[_Run, Update, Echo | None], None]:
         """One choice's updates; leaves the engine's stream, which aborts it there, as soon as a stop string was met."""
-        first = True
+        first, done = True, False
         async with aclosing(self._engine.generate(run.engine_request)) as deltas:
             async for delta in deltas:
                 run.cached_tokens = max(run.cached_tokens, delta.cached_tokens)
@@ -104,9 +104,12 @@ class PostprocessService:
                 first = False
                 update = Update("", (), delta.finish_reason) if request.discard_output else run.choice.push(delta)
                 yield run, update, echo
-                if update.finish_reason is not None:
+                done = update.finish_reason is not None
+                # At a stop string leaving aborts in the engine; else the stream ends by itself.
+                if done and delta.finish_reason is None:
                     return
-        raise EngineDied("The engine ended the stream before the request was done.")
+        if not done:
+            raise EngineDied("The engine ended the stream before the request was done.")
 
     async def _chunks(
         self, request: GenerateRequest, runs: list[_Run], renderer: Renderer
