@@ -106,6 +106,7 @@ class Run:
         self._log = log or self._folder / "serve.log"
         self._events: queue.Queue[Event] = queue.Queue()
         self._child: subprocess.Popen[bytes] | None = None
+        self._pump: threading.Thread | None = None
         self._steps: dict[str, str] = {}
 
     def start(self, timeout_s: float) -> Service:
@@ -139,6 +140,8 @@ class Run:
                 sweep(self._run_id, _SWEEP_GRACE_S)
                 if self._child is not None:
                     self._child.wait()
+                if self._pump is not None:
+                    self._pump.join(1.0)  # nobody holds the other end any more
                 return
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
@@ -156,7 +159,8 @@ class Run:
                 start_new_session=True,  # Ctrl-C is for us alone; we end the others in order
             )
         assert child.stdout is not None
-        threading.Thread(target=_pump, args=(child.stdout, self._events), daemon=True).start()
+        self._pump = threading.Thread(target=_pump, args=(child.stdout, self._events), daemon=True)
+        self._pump.start()
         return child
 
     def _wait_until_running(self, deadline: float) -> None:
@@ -218,6 +222,7 @@ def last_lines(message: str) -> str:
 
 
 def _pump(stream: IO[bytes], into: "queue.Queue[Event]") -> None:
-    for line in stream:
-        if (event := events.decode(line)) is not None:
-            into.put(event)
+    with stream:
+        for line in stream:
+            if (event := events.decode(line)) is not None:
+                into.put(event)
