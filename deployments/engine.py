@@ -3,10 +3,10 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from serve_app.aio import until
+from serve_app.aio import task_count, until
 from serve_app.config import AppConfig
 from serve_app.engine.protocol import Engine
-from serve_app.messages import EngineDelta, EngineRequest, LoadReport
+from serve_app.messages import EngineDelta, EngineRequest, PathReport
 
 
 class EngineDeployment:
@@ -21,8 +21,8 @@ class EngineDeployment:
             async for delta in deltas:
                 yield delta
 
-    async def load(self) -> LoadReport:
-        return await self._engine.load()
+    async def report(self) -> PathReport:
+        return PathReport(await self._engine.load(), {}).with_tasks("engine", task_count())
 
     async def check_health(self) -> None:
         """Ray Serve calls this; an exception has the replica replaced."""

@@ -17,7 +17,7 @@ from serve_app.messages import (
     EngineDelta,
     EngineRequest,
     GenerateRequest,
-    LoadReport,
+    PathReport,
     RequestContext,
     TokenIds,
     Tokenized,
@@ -49,13 +49,13 @@ class PostprocessHandle:
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._generate = handle.options(stream=True).generate
-        self._load = handle.load
+        self._report = handle.report
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[bytes, None]:
         return _stream("postprocess", self._generate, request)
 
-    async def load(self) -> LoadReport:
-        return await _unary("postprocess", LoadReport, self._load)
+    async def report(self) -> PathReport:
+        return await _unary("postprocess", PathReport, self._report)
 
 
 class EngineHandle:
@@ -63,13 +63,13 @@ class EngineHandle:
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._generate = handle.options(stream=True).generate
-        self._load = handle.load
+        self._report = handle.report
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         return _stream("engine", self._generate, request)
 
-    async def load(self) -> LoadReport:
-        return await _unary("engine", LoadReport, self._load)
+    async def report(self) -> PathReport:
+        return await _unary("engine", PathReport, self._report)
 
 
 async def _unary(hop: str, returns: type[T], method: Any, *arguments: Any) -> T:

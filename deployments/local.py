@@ -5,6 +5,7 @@ standard output and ends it by closing its standard input. Knows nothing of term
 """
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -35,6 +36,7 @@ _OBJECT_STORE_BYTES = 256 << 20
 
 def main() -> None:
     """Serve until standard input ends or SIGTERM comes; exit status 1 if the application could not be started."""
+    supervisor = os.getppid()
     order = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Order)
     events = _take_stdout()
     stop = threading.Event()
@@ -48,8 +50,10 @@ def main() -> None:
         status = 1
     _within(_SERVE_SHUTDOWN_S, serve.shutdown)
     _within(_RAY_SHUTDOWN_S, ray.shutdown)
-    # The supervisor sweeps too, but it may be gone.
+    # The supervisor does this too, and keeps the folder of a failed run; but it may be gone.
     sweep(order.run_id, _SWEEP_GRACE_S)
+    if os.getppid() != supervisor:
+        shutil.rmtree(order.temp_dir, ignore_errors=True)
     os._exit(status)  # a thread that hangs in Ray must not keep the process
 
 

@@ -8,7 +8,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.handles import EngineHandle
 from serve_app.config import AppConfig
-from serve_app.messages import GenerateRequest, LoadReport
+from serve_app.messages import GenerateRequest, PathReport
 from serve_app.postprocess.service import PostprocessService
 from serve_app.vocabulary import Vocabulary, load_tokenizer
 
@@ -26,5 +26,5 @@ class PostprocessDeployment:
             async for chunk in chunks:
                 yield chunk
 
-    async def load(self) -> LoadReport:
-        return await self._service.load()
+    async def report(self) -> PathReport:
+        return await self._service.report()

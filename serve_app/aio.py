@@ -1,4 +1,4 @@
-"""Streams: several merged into one, and one bounded by a deadline. Both close what they read from."""
+"""What asyncio lacks for streams: several merged into one, one bounded by a deadline, and a count of what is open."""
 
 import asyncio
 import time
@@ -19,6 +19,11 @@ class _Item(Generic[T]):
     value: T | None = None
     error: Exception | None = None
     end: bool = False
+
+
+def task_count() -> int:
+    """asyncio tasks of the running event loop."""
+    return len(asyncio.all_tasks())
 
 
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:

@@ -185,6 +185,18 @@ class LoadReport(Message, frozen=True):
     kv_blocks: int
 
 
+class PathReport(Message, frozen=True):
+    """What answers a readiness probe, collected on the way back: an engine's load, and the asyncio tasks of each hop's
+    replica that the probe met. At rest the tasks are a constant; a number that grows is a leak."""
+
+    engine: LoadReport
+    tasks: dict[str, int]
+
+    def with_tasks(self, hop: str, tasks: int) -> "PathReport":
+        """The report with one more hop's tasks in it."""
+        return msgspec.structs.replace(self, tasks=self.tasks | {hop: tasks})
+
+
 def engine_request_ids(request_id: str, count: int) -> Sequence[str]:
     """The ids under which the choices of one request run in the engine."""
     return [request_id] if count == 1 else [f"{request_id}-{index}" for index in range(count)]

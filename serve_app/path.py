@@ -14,7 +14,7 @@ from typing import Protocol
 
 from serve_app.aio import until
 from serve_app.gateway.inbound import Inbound
-from serve_app.messages import GenerateRequest, LoadReport, RequestContext, TokenIds, Tokenized, TokenizeRequest
+from serve_app.messages import GenerateRequest, PathReport, RequestContext, TokenIds, Tokenized, TokenizeRequest
 
 
 class TokenizerClient(Protocol):
@@ -30,7 +30,7 @@ class PostprocessClient(Protocol):
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[bytes, None]: ...
 
-    async def load(self) -> LoadReport: ...
+    async def report(self) -> PathReport: ...
 
 
 @dataclass(frozen=True)

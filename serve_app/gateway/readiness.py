@@ -9,11 +9,12 @@ import time
 import uuid
 from contextlib import aclosing
 
+from serve_app.aio import task_count
 from serve_app.config import AppConfig
 from serve_app.errors import NotReady, TokenlineError
 from serve_app.gateway.inbound import from_chat
 from serve_app.gateway.schema import ChatBody, MessageBody
-from serve_app.messages import LoadReport, RequestContext
+from serve_app.messages import PathReport, RequestContext
 from serve_app.path import Hops, answer
 
 logger = logging.getLogger(__name__)
@@ -53,11 +54,12 @@ class Readiness:
         if not self._warm:
             raise NotReady(f"Not ready: {self._reason}.", retry_after_s=_RETRY_S)
 
-    async def probe(self) -> LoadReport:
-        """The load of one engine, asked through the path. Raises NotReady where that is cold or silent."""
+    async def probe(self) -> PathReport:
+        """Asks an engine's load through the path. Raises NotReady where that is cold or silent."""
         self.require()
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                return await self._hops.postprocess.load()
+                return (await self._hops.postprocess.report()).with_tasks("gateway", task_count())
         except (TimeoutError, TokenlineError) as error:
-            raise NotReady(f"Not ready: no engine answers ({error or 'timeout'}).", retry_after_s=_RETRY_S) from error
+            reason = str(error) or f"no answer within {_PROBE_TIMEOUT_S:g} s"
+            raise NotReady(f"Not ready: no engine answers ({reason}).", retry_after_s=_RETRY_S) from error

@@ -113,7 +113,7 @@ class _Routes:
         return _json({"status": "alive"})
 
     async def ready(self, request: Request) -> Response:
-        return _json({"status": "ready", "engine": msgspec.to_builtins(await self._readiness.probe())})
+        return _json({"status": "ready"} | msgspec.to_builtins(await self._readiness.probe()))
 
     async def version(self, request: Request) -> Response:
         return _json(_versions())

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import msgspec
 
-from serve_app.aio import merge
+from serve_app.aio import merge, task_count
 from serve_app.errors import EngineDied
-from serve_app.messages import EngineDelta, EngineRequest, GenerateRequest, LoadReport, engine_request_ids
+from serve_app.messages import EngineDelta, EngineRequest, GenerateRequest, PathReport, engine_request_ids
 from serve_app.postprocess.choice import Choice, ScoredToken, Update
 from serve_app.postprocess.render import DONE, Echo, FinishedChoice, Renderer, Usage, renderer_for
 from serve_app.vocabulary import Vocabulary
@@ -27,8 +27,8 @@ class EngineClient(Protocol):
     def generate(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         """Streams deltas; closing the stream aborts the request in the engine."""
 
-    async def load(self) -> LoadReport:
-        """The load of one engine replica."""
+    async def report(self) -> PathReport:
+        """The load of one engine replica, with its tasks."""
 
 
 class _Run:
@@ -67,9 +67,9 @@ class PostprocessService:
             async for chunk in chunks:
                 yield chunk
 
-    async def load(self) -> LoadReport:
-        """The load of one engine replica, for the readiness probe."""
-        return await self._engine.load()
+    async def report(self) -> PathReport:
+        """For the readiness probe."""
+        return (await self._engine.report()).with_tasks("postprocess", task_count())
 
     def _runs(self, request: GenerateRequest) -> list[_Run]:
         count = len(request.prompt_ids) * request.n
