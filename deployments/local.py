@@ -28,6 +28,7 @@ _POLL_STARTING_S = 0.3
 _POLL_RUNNING_S = 2.0
 # Together they leave the supervisor time for its own sweep within 10 s of Ctrl-C.
 _SERVE_SHUTDOWN_S = 5.0
+_SERVE_ABANDON_S = 1.0
 _RAY_SHUTDOWN_S = 2.5
 _SWEEP_GRACE_S = 0.5
 # Serve passes no large objects here; Ray's default is 30 % of the machine's memory.
@@ -41,14 +42,15 @@ def main() -> None:
     events = _take_stdout()
     stop = threading.Event()
     threading.Thread(target=_wait_for_end_of_input, args=(stop,), daemon=True).start()
-    status = 0
+    status, ran = 0, False
     try:
         _start(order, events, stop)
-        _watch(events, stop)
+        ran = _watch(events, stop)
     except Exception as error:  # noqa: BLE001  whatever Ray raises is told to the person who started us
         _emit(events, Event("error", message=f"{type(error).__name__}: {error}"))
         status = 1
-    _within(_SERVE_SHUTDOWN_S, serve.shutdown)
+    # With no request to finish, a replica that is still loading a model would only be waited for.
+    _within(_SERVE_SHUTDOWN_S if ran else _SERVE_ABANDON_S, serve.shutdown)
     _within(_RAY_SHUTDOWN_S, ray.shutdown)
     # The supervisor does this too, and keeps the folder of a failed run; but it may be gone.
     sweep(order.run_id, _SWEEP_GRACE_S)
@@ -78,8 +80,8 @@ def _start(order: Order, events: BinaryIO, stop: threading.Event) -> None:
     client.deploy_apps(config, _blocking=False)
 
 
-def _watch(events: BinaryIO, stop: threading.Event) -> None:
-    """Tell every change of status until `stop`."""
+def _watch(events: BinaryIO, stop: threading.Event) -> bool:
+    """Tell every change of status until `stop`. Returns whether the application was running at last."""
     seen: dict[tuple[str, str], Event] = {}
     running = False
     while not stop.wait(_POLL_RUNNING_S if running else _POLL_STARTING_S):
@@ -89,6 +91,7 @@ def _watch(events: BinaryIO, stop: threading.Event) -> None:
                 _emit(events, event)
             if event.kind == "application":
                 running = event.status == "RUNNING"
+    return running
 
 
 def _statuses() -> list[Event]:

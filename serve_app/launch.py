@@ -50,7 +50,8 @@ class Service:
     """A service that is ready.
 
     log: what Ray and the replicas wrote; unless it was put elsewhere it goes when the run ends well.
-    wait: never returns; raises LaunchFailed once the service has ended by itself or a deployment is unhealthy.
+    wait: never returns; raises LaunchFailed once the service has ended by itself. A deployment that turns unhealthy is
+    only reported: Ray Serve replaces its replicas.
     """
 
     url: str
@@ -108,6 +109,7 @@ class Run:
         self._child: subprocess.Popen[bytes] | None = None
         self._pump: threading.Thread | None = None
         self._steps: dict[str, str] = {}
+        self._was_running = False
 
     def start(self, timeout_s: float) -> Service:
         """From nothing to a path that has answered its warm-up. Raises LaunchFailed."""
@@ -166,6 +168,7 @@ class Run:
     def _wait_until_running(self, deadline: float) -> None:
         while self._steps.get("application") != "RUNNING":
             self._step(deadline, _POLL_S)
+        self._was_running = True
 
     def _watch(self) -> None:
         while True:
@@ -211,8 +214,13 @@ class Run:
             self._report.start(event.name, _DOING.get(event.name, "starting"))
 
     def _refuse_failure(self, event: Event) -> None:
-        if event.status in _FAILED:
+        if event.status not in _FAILED:
+            return
+        if not self._was_running:
             raise LaunchFailed(f"{event.name} failed:\n{last_lines(event.message)}\nThe log is {self._log}")
+        if event.kind == "deployment":
+            self._report.say(f"{event.name}: unhealthy: {last_lines(event.message)}")
+            self._report.start(event.name, "Ray Serve replaces it")
 
 
 def last_lines(message: str) -> str:

@@ -12,6 +12,7 @@ import psutil
 
 TAG = "TOKENLINE_RUN_ID"
 _KILL_WAIT_S = 3.0
+_POLL_S = 0.05
 
 
 def tagged(run_id: str) -> list[psutil.Process]:
@@ -41,7 +42,7 @@ def sweep(run_id: str, grace_s: float) -> int:
             if kill or process.pid not in told:
                 _end(process, kill)
             told.add(process.pid)
-        psutil.wait_procs(found, timeout=0.1)
+        time.sleep(_POLL_S)  # not psutil.wait_procs, which would take the exit status from the Popen that owns it
     return len(told)
 
 

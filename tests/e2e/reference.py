@@ -10,7 +10,7 @@ from typing import Any
 
 from serve_app.model import EMBEDDED, locate
 
-MAX_TOKENS = 16
+MAX_TOKENS = 12
 
 TEXTS = [
     "The quick brown fox",

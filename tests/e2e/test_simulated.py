@@ -11,11 +11,14 @@ from typing import Any
 import httpx
 import openai
 import psutil
+import pytest
 
 from serve_app.launch import Service
 from serve_app.local.processes import tagged
 
 CLIENTS = 64
+pytestmark = pytest.mark.timeout(600)
+
 SECONDS = float(os.environ.get("TOKENLINE_STREAM_SECONDS", "10"))
 
 

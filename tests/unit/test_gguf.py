@@ -1,4 +1,4 @@
-"""The embedded model as it stands in this user's cache: its manifest names the converter, so it is this version's work."""
+"""The embedded model in this user's cache. Its manifest names the converter, so it is this version's work."""
 
 import json
 from pathlib import Path
