@@ -200,7 +200,7 @@ def load(args: Mapping[str, Any]) -> AppConfig:
 
 def _explain(complaint: str) -> str:
     """msgspec's sentence, with the key first: `engine.replica: unknown key; did you mean replicas?`."""
-    match = re.fullmatch(r"(?s)(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?", complaint)
+    match = re.fullmatch(r"(?s)(.*?)(?: - at (?:`key` in )?`\$\.?(.*)`)?", complaint)
     reason, path = (match.group(1), match.group(2) or "") if match else (complaint, "")
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", reason):
         key = unknown.group(1)

@@ -42,7 +42,7 @@ def _decoder(body_type: type[B]) -> msgspec.json.Decoder[B]:
 
 def _explain(complaint: str) -> InvalidRequest:
     """msgspec's sentence with the field first, in the notation `messages[0].content`."""
-    match = re.fullmatch(r"(?s)(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?", complaint)
+    match = re.fullmatch(r"(?s)(.*?)(?: - at (?:`key` in )?`\$\.?(.*)`)?", complaint)
     reason, path = (match.group(1), match.group(2) or "") if match else (complaint, "")
     path = path.removesuffix("[...]")
     if field := re.fullmatch(r"(?s)Object contains unknown field `(.*)`", reason):

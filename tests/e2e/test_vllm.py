@@ -1,7 +1,9 @@
 """The main path on real vLLM with the embedded model, over HTTP, started as `make run` starts it."""
 
+import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +21,9 @@ from serve_app.vocabulary import Vocabulary, load_tokenizer
 
 MODEL = "SmolLM2-135M-Instruct"
 MAX_TOKENS = 12  # as in reference.py
+
+# For what takes less than a second, on a machine that is busy with something else.
+LIMIT_S = 10.0
 
 # Loading an engine takes a minute or more on two cores, and three are loaded here.
 pytestmark = pytest.mark.timeout(900)
@@ -100,7 +105,7 @@ def test_a_stop_string_ends_the_text_and_the_engines_work(client: openai.OpenAI,
     assert stopped.choices[0].text == free.choices[0].text.split(stop)[0]
     assert stopped.choices[0].finish_reason == "stop"
     assert stopped.usage.completion_tokens < 24
-    wait_until(lambda: load(http)["running"] == 0, 2.0)
+    wait_until(lambda: load(http)["running"] == 0, LIMIT_S)
 
 
 def test_a_seed_makes_each_of_two_choices_repeatable_and_different(client: openai.OpenAI) -> None:
@@ -144,20 +149,15 @@ def test_a_client_that_leaves_frees_its_slot_and_its_kv_blocks(http: httpx.Clien
         "ignore_eos": True,
         "stream": stream,
     }
-    with httpx.Client(base_url=http.base_url, timeout=60) as leaver:
+    raw = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
+    with socket.create_connection((http.base_url.host, http.base_url.port)) as leaver:
+        leaver.sendall(head.encode() + raw)
+        wait_until(lambda: load(http)["running"] == 1 and load(http)["kv_usage"] > before["kv_usage"], 60.0)
         if stream:
-            with leaver.stream("POST", "/v1/chat/completions", json=body) as answer:
-                for _ in zip(range(6), answer.iter_lines(), strict=False):
-                    pass
-                during = load(http)
-        else:
-            with pytest.raises(httpx.ReadTimeout):
-                leaver.post("/v1/chat/completions", json=body, timeout=3)
-            during = None
-    if during is not None:
-        assert during["running"] == 1
-        assert during["kv_usage"] > before["kv_usage"]
-    wait_until(lambda: load(http)["running"] == 0 and load(http)["kv_usage"] == before["kv_usage"], 2.0)
+            assert b" 200 OK" in leaver.recv(64)
+    # 0.3 s on an idle machine; vLLM first ends the step it is in.
+    wait_until(lambda: load(http)["running"] == 0 and load(http)["kv_usage"] == before["kv_usage"], LIMIT_S)
 
 
 def test_every_response_has_one_request_id_the_clients_if_it_is_sane(http: httpx.Client) -> None:

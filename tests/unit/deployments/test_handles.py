@@ -1,0 +1,117 @@
+"""Ray's exceptions become those of our tree, and callers that leave cancel what they called."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from deployments.handles import EngineHandle, PostprocessHandle, TokenizerHandle
+from serve_app.errors import ContextTooLong, EngineDied, HopUnavailable, Overloaded, RequestError
+from serve_app.messages import EngineRequest, RequestContext, Sampling, TokenizeRequest
+
+CONTEXT = RequestContext("id", 0.0)
+ENGINE_REQUEST = EngineRequest(CONTEXT, "id", (1,), 1, Sampling())
+
+
+class Response:
+    """A Serve response: awaited or iterated, it gives the items, then raises, waits or ends."""
+
+    def __init__(self, items: list[Any], error: Exception | None, hang: bool) -> None:
+        self.cancelled = False
+        self._items, self._error, self._hang = items, error, hang
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def __await__(self) -> Any:
+        return self._result().__await__()
+
+    async def _result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        if self._hang:
+            await asyncio.Event().wait()
+        return self._items[0]
+
+    async def __aiter__(self) -> AsyncGenerator[Any, None]:
+        for item in self._items:
+            yield item
+        if self._error is not None:
+            raise self._error
+        if self._hang:
+            await asyncio.Event().wait()
+
+
+class Handle:
+    """A Serve handle whose every method gives the same response."""
+
+    def __init__(self, *items: Any, error: Exception | None = None, hang: bool = False) -> None:
+        self.response = Response(list(items), error, hang)
+
+    def options(self, **_: Any) -> "Handle":
+        return self
+
+    def __getattr__(self, name: str) -> "Handle":
+        return self
+
+    def remote(self, *_: Any) -> Response:
+        return self.response
+
+
+def task_error(cause: Exception) -> Exception:
+    return RayTaskError("generate", "traceback", cause)
+
+
+CASES = [
+    (task_error(ContextTooLong("too long", "messages")), ContextTooLong),
+    (BackPressureError(num_queued_requests=1, max_queued_requests=1), Overloaded),
+    (DeploymentUnavailableError(None), HopUnavailable),
+]
+
+
+@pytest.mark.parametrize(("error", "kind"), [*CASES, (ActorDiedError(), EngineDied)])
+async def test_the_engines_errors_are_translated(error: Exception, kind: type[RequestError]) -> None:
+    handle = Handle((1,), error=error)
+    with pytest.raises(kind):
+        async for _ in EngineHandle(handle).generate(ENGINE_REQUEST):
+            pass
+    assert not handle.response.cancelled
+
+
+@pytest.mark.parametrize(("error", "kind"), [*CASES, (ActorDiedError(), HopUnavailable)])
+async def test_a_unary_calls_errors_are_translated(error: Exception, kind: type[RequestError]) -> None:
+    with pytest.raises(kind):
+        await TokenizerHandle(Handle(error=error)).tokenize(TokenizeRequest(CONTEXT))
+
+
+async def test_an_error_from_outside_the_tree_stays_what_it_is() -> None:
+    with pytest.raises(RayTaskError):
+        await PostprocessHandle(Handle(error=task_error(KeyError("x")))).report()
+
+
+async def test_a_consumer_that_leaves_cancels_the_call() -> None:
+    handle = Handle(1, 2, hang=True)
+    stream = EngineHandle(handle).generate(ENGINE_REQUEST)
+    assert await anext(stream) == 1
+    assert not handle.response.cancelled
+    await stream.aclose()
+    assert handle.response.cancelled
+
+
+async def test_a_stream_that_ended_is_not_cancelled() -> None:
+    handle = Handle(1, 2)
+    assert [item async for item in EngineHandle(handle).generate(ENGINE_REQUEST)] == [1, 2]
+    assert not handle.response.cancelled
+
+
+async def test_a_cancelled_caller_cancels_a_unary_call() -> None:
+    handle = Handle(hang=True)
+    task = asyncio.create_task(PostprocessHandle(handle).report())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert handle.response.cancelled
