@@ -6,13 +6,13 @@ Ray or vLLM.
 """
 
 import difflib
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
+from serve_app.complaint import read
 from serve_app.errors import ConfigError
 
 Count = Annotated[int, Meta(ge=1, le=100_000)]
@@ -150,17 +150,17 @@ class EngineSection(Hop, frozen=True, kw_only=True):
     max_sequences: Count | None = None
     vllm_args: dict[str, Any] = {}
     environment: dict[str, str] = {}
-    sim: SimSection = SimSection()
+    sim: SimSection = msgspec.field(default_factory=SimSection)
 
 
 class AppConfig(Section, frozen=True, kw_only=True):
     """Everything the application can be told."""
 
     model: ModelSection
-    gateway: GatewaySection = GatewaySection()
-    tokenizer: TokenizerSection = TokenizerSection()
-    engine: EngineSection = EngineSection()
-    postprocess: PostprocessSection = PostprocessSection()
+    gateway: GatewaySection = msgspec.field(default_factory=GatewaySection)
+    tokenizer: TokenizerSection = msgspec.field(default_factory=TokenizerSection)
+    engine: EngineSection = msgspec.field(default_factory=EngineSection)
+    postprocess: PostprocessSection = msgspec.field(default_factory=PostprocessSection)
 
 
 # Arguments that have a field of their own, or that the token path fixes: given twice they would contradict each other.
@@ -177,6 +177,7 @@ _OWN_VLLM_ARGS = {
     "gpu_memory_utilization": "engine.gpu_memory_utilization",
     "max_num_seqs": "engine.max_sequences",
     "tokenizer": "model.source",
+    "kv_cache_memory_bytes": "engine.kv_cache_gib",
 }
 
 
@@ -198,18 +199,17 @@ def load(args: Mapping[str, Any]) -> AppConfig:
     return config
 
 
-def _explain(complaint: str) -> str:
-    """msgspec's sentence, with the key first: `engine.replica: unknown key; did you mean replicas?`."""
-    match = re.fullmatch(r"(?s)(.*?)(?: - at (?:`key` in )?`\$\.?(.*)`)?", complaint)
-    reason, path = (match.group(1), match.group(2) or "") if match else (complaint, "")
-    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", reason):
-        key = unknown.group(1)
-        near = difflib.get_close_matches(key, _keys_of(path), n=1)
-        hint = f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(_keys_of(path))}"
-        return f"{f'{path}.' if path else ''}{key}: unknown key{hint}"
-    if missing := re.fullmatch(r"Object missing required field `(.*)`", reason):
-        return f"{f'{path}.' if path else ''}{missing.group(1)}: required, and missing"
-    return f"{path or 'args'}: {reason[0].lower()}{reason[1:]}"
+def _explain(sentence: str) -> str:
+    """The key first, and for one that is unknown what may have been meant."""
+    complaint = read(sentence)
+    if complaint.unknown:
+        known = _keys_of(complaint.section)
+        near = difflib.get_close_matches(complaint.field.rpartition(".")[2], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
+        return f"{complaint.field}: unknown key; {hint}"
+    if complaint.missing:
+        return f"{complaint.field}: required, and missing"
+    return f"{complaint.field or 'args'}: {complaint.reason}"
 
 
 def _keys_of(path: str) -> list[str]:

@@ -6,20 +6,21 @@ is no JSON at all, a second and slower look finds the field that spoils it.
 
 import json
 import math
-import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 
+from serve_app.complaint import join, read
 from serve_app.errors import InvalidRequest, UnsupportedField
 from serve_app.gateway.schema import Body
 
 B = TypeVar("B", bound=Body)
 
-# The most of a field's name that an error repeats, in characters.
+# The most of a field's name, and of what is wrong with it, that an error repeats, in characters.
 _NAME_LIMIT = 200
+_REASON_LIMIT = 1000
 
 
 def decode(raw: bytes, body_type: type[B]) -> B:
@@ -40,23 +41,14 @@ def _decoder(body_type: type[B]) -> msgspec.json.Decoder[B]:
     return msgspec.json.Decoder(body_type)
 
 
-def _explain(complaint: str) -> InvalidRequest:
-    """msgspec's sentence with the field first, in the notation `messages[0].content`."""
-    match = re.fullmatch(r"(?s)(.*?)(?: - at (?:`key` in )?`\$\.?(.*)`)?", complaint)
-    reason, path = (match.group(1), match.group(2) or "") if match else (complaint, "")
-    path = path.removesuffix("[...]")
-    if field := re.fullmatch(r"(?s)Object contains unknown field `(.*)`", reason):
-        name = _join(path, field.group(1)[:_NAME_LIMIT])
+def _explain(sentence: str) -> InvalidRequest:
+    complaint = read(sentence)
+    name = complaint.field[:_NAME_LIMIT] or "body"
+    if complaint.unknown:
         return UnsupportedField(f"{name}: unknown field; this server does not know what to do with it.", name)
-    if field := re.fullmatch(r"Object missing required field `(.*)`", reason):
-        name = _join(path, field.group(1))
+    if complaint.missing:
         return InvalidRequest(f"{name}: required, and missing.", name)
-    name = path or "body"
-    return InvalidRequest(f"{name}: {reason[0].lower()}{reason[1:]}."[:1000].replace("`", ""), name)
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+    return InvalidRequest(f"{name}: {complaint.reason[:_REASON_LIMIT]}.", name)
 
 
 def _diagnose(raw: bytes) -> InvalidRequest:
@@ -89,8 +81,8 @@ def _leaves(value: Any) -> Iterator[tuple[str, Any]]:
         path, item = stack.pop()
         if isinstance(item, dict):
             for key, child in reversed(item.items()):
-                stack.append((_join(path, key), child))
-                stack.append((_join(path, key), key))
+                stack.append((join(path, key), child))
+                stack.append((join(path, key), key))
         elif isinstance(item, list):
             stack.extend((f"{path}[{index}]", child) for index, child in reversed(list(enumerate(item))))
         else:

@@ -1,0 +1,42 @@
+"""Reads msgspec's sentence about a value that does not fit, for those who tell it to people: the field first.
+
+msgspec 0.23 says `Expected ``int`` >= 1 - at ``$.engine.replicas```; it has no structured form of it.
+"""
+
+import re
+from dataclasses import dataclass
+
+_SENTENCE = re.compile(r"(?s)(.*?)(?: - at (?:`key` in )?`\$\.?(.*)`)?")
+_UNKNOWN = re.compile(r"(?s)Object contains unknown field `(.*)`")
+_MISSING = re.compile(r"(?s)Object missing required field `(.*)`")
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """`field` is the path of the value at fault (`messages[0].role`; empty for the whole), `section` what it stands in.
+
+    `reason` says what is wrong with it; for a field that is `unknown` or `missing` there is nothing more to say.
+    """
+
+    section: str
+    field: str
+    reason: str
+    unknown: bool = False
+    missing: bool = False
+
+
+def read(sentence: str) -> Complaint:
+    """The parts of msgspec's sentence."""
+    match = _SENTENCE.fullmatch(sentence)
+    reason, path = (match.group(1), match.group(2) or "") if match else (sentence, "")
+    path = path.removesuffix("[...]")  # msgspec's word for a key of a dictionary
+    if unknown := _UNKNOWN.fullmatch(reason):
+        return Complaint(path, join(path, unknown.group(1)), "", unknown=True)
+    if missing := _MISSING.fullmatch(reason):
+        return Complaint(path, join(path, missing.group(1)), "", missing=True)
+    return Complaint(path, path, f"{reason[:1].lower()}{reason[1:]}".replace("`", ""))
+
+
+def join(path: str, name: str) -> str:
+    """A path one step longer."""
+    return f"{path}.{name}" if path else name
