@@ -5,6 +5,7 @@ Knows nothing of the processes' lives or of the configuration's meaning.
 
 import math
 import os
+import secrets
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +34,13 @@ _DEFAULTS = {
     "RAY_DEDUP_LOGS": "0",
 }
 # Each of these would send the private Ray to another cluster, or another job's settings into it.
-_FOREIGN = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_RUNTIME_ENV_HOOK")
+_FOREIGN = (
+    "RAY_ADDRESS",
+    "RAY_AUTH_TOKEN_PATH",
+    "RAY_NAMESPACE",
+    "RAY_JOB_CONFIG_JSON_ENV_VAR",
+    "RAY_RUNTIME_ENV_HOOK",
+)
 
 # HAProxy refuses socket paths over 97 bytes, and Ray puts the node's id (56 digits) and `metrics.sock` behind this.
 _MAX_FOLDER_BYTES = 97 - len("/metrics.sock") - 57
@@ -54,6 +61,10 @@ def child_environment(base: Mapping[str, str], run_id: str, folder: Path) -> dic
     ingress_port = free_block()
     own = {
         TAG: run_id,
+        # A token for this run alone. Without one Ray 2.60 makes ~/.ray/auth_token, which then turns authentication on in
+        # every cluster that this user starts later, while `serve deploy` does not send it (seen).
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), base.get("PYTHONPATH", "")])),
         # Fixed numbers by default: a second Ray Serve on the machine would fail on them, or worse, share them.
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),

@@ -53,7 +53,8 @@ def cluster() -> Iterator[Cluster]:
     process = subprocess.Popen(head, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
     try:
         address = f"http://127.0.0.1:{dashboard}"
-        _wait(lambda: httpx.get(f"{address}/api/version").status_code == 200, 90)
+        # 401 is an answer too: the cluster asks for the run's token, which Ray's own commands send.
+        _wait(lambda: httpx.get(f"{address}/api/version").status_code in (200, 401), 90)
         yield Cluster(environment, address)
     finally:
         process.terminate()
