@@ -59,9 +59,11 @@ async def test_64_streams_at_once_stay_apart_and_leave_nothing_behind(sim_servic
     for hop, tasks in report["tasks"].items():
         # Ray's own tasks come and go; one left behind by each of hundreds of streams would be far more.
         assert tasks <= tasks_before[hop] + 8, f"{hop}: {tasks_before[hop]} asyncio tasks became {tasks}"
+    print(f"{sum(counts)} streams of 20 tokens in {SECONDS:g} s; tasks {tasks_before} -> {report['tasks']}")  # noqa: T201 - pytest -s
     for name, (files, threads) in after.items():
         files_before, threads_before = before.get(name, (files, threads))
-        assert files <= files_before + CLIENTS // 4, f"{name}: {files_before} open files became {files}"
+        # HAProxy keeps up to one idle connection per client; a descriptor left by each stream would be many more.
+        assert files <= files_before + CLIENTS, f"{name}: {files_before} open files became {files}"
         assert threads <= threads_before + 8, f"{name}: {threads_before} threads became {threads}"
 
 
