@@ -23,7 +23,7 @@ def hop_options(name: str, hop: Hop) -> dict[str, Any]:
             "min_replicas": hop.replicas,
             "initial_replicas": hop.replicas,
             "max_replicas": hop.max_replicas,
-            "target_ongoing_requests": hop.target_ongoing_requests,
+            "target_ongoing_requests": min(hop.target_ongoing_requests, hop.max_ongoing_requests),
         }
     }
 

@@ -17,7 +17,7 @@ class _Item(Generic[T]):
     """What a pump puts into the queue: a value, the stream's error, or its end."""
 
     value: T | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
     end: bool = False
 
 
@@ -36,16 +36,7 @@ async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T,
     # One place per stream: a slow consumer holds the streams back instead of letting a queue grow.
     queue: asyncio.Queue[_Item[T]] = asyncio.Queue(maxsize=len(streams))
 
-    async def pump(stream: AsyncGenerator[T, None]) -> None:
-        try:
-            async with aclosing(stream):
-                async for item in stream:
-                    await queue.put(_Item(value=item))
-            await queue.put(_Item(end=True))
-        except Exception as error:  # noqa: BLE001 - carried over to the consumer, who raises it
-            await queue.put(_Item(error=error))
-
-    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
+    tasks = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
     try:
         running = len(tasks)
         while running:
@@ -62,15 +53,33 @@ async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T,
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def _pump(stream: AsyncGenerator[T, None], queue: "asyncio.Queue[_Item[T]]") -> None:
+    """Moves a stream's items into the queue, then its error or its end."""
+    try:
+        async with aclosing(stream):
+            async for item in stream:
+                await queue.put(_Item(value=item))
+        await queue.put(_Item(end=True))
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        await queue.put(_Item(error=error))  # not this task's: something that the stream waits for was cancelled
+    except Exception as error:  # noqa: BLE001 - carried over to the consumer, who raises it
+        await queue.put(_Item(error=error))
+
+
 async def until(deadline_s: float, stream: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     """The stream's items until `deadline_s` (wall clock); DeadlineExceeded is raised where it would wait past it."""
     async with aclosing(stream):
         while True:
             try:
-                async with asyncio.timeout(deadline_s - time.time()):
+                async with asyncio.timeout(deadline_s - time.time()) as limit:
                     item = await anext(stream)
             except StopAsyncIteration:
                 return
             except TimeoutError:
+                if not limit.expired():
+                    raise  # the stream's own
                 raise DeadlineExceeded("The request's deadline passed before it was done.") from None
             yield item

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 _SENTENCE = re.compile(r"(?s)(.*?)(?: - at (?:`key` in )?`\$\.?(.*)`)?")
 _UNKNOWN = re.compile(r"(?s)Object contains unknown field `(.*)`")
+_BOUND = re.compile(r"Expected `(?:int|float)` ([<>]=? \S+)")
 _MISSING = re.compile(r"(?s)Object missing required field `(.*)`")
 
 
@@ -34,7 +35,14 @@ def read(sentence: str) -> Complaint:
         return Complaint(path, join(path, unknown.group(1)), "", unknown=True)
     if missing := _MISSING.fullmatch(reason):
         return Complaint(path, join(path, missing.group(1)), "", missing=True)
-    return Complaint(path, path, f"{reason[:1].lower()}{reason[1:]}".replace("`", ""))
+    return Complaint(path, path, _in_plain_words(reason))
+
+
+def _in_plain_words(reason: str) -> str:
+    if bound := _BOUND.fullmatch(reason):
+        return f"must be {bound.group(1)}"
+    words = reason.replace("`", "").replace(" | ", " or ")
+    return f"{words[:1].lower()}{words[1:]}"
 
 
 def join(path: str, name: str) -> str:

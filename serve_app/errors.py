@@ -143,7 +143,7 @@ class InternalError(RequestError):
 
 def as_request_error(error: BaseException, request_id: str) -> RequestError:
     """The one translation: errors of the tree as they are, anything else as an `InternalError`."""
-    if isinstance(error, RequestError):
+    if isinstance(error, RequestError) and not isinstance(error, InternalError):
         return error
     return InternalError(f"The server failed on this request. Its id is {request_id}.")
 

@@ -53,8 +53,8 @@ class ChatMessage(Message, frozen=True):
 class TokenizeRequest(Message, frozen=True):
     """Text to turn into ids, once: either `messages` or `prompts`. A prompt that is ids is only checked.
 
-    `max_tokens` None asks for as many as the context still holds. `truncate_prompt_tokens` keeps that many of a
-    prompt's last tokens.
+    `max_tokens` None asks for as many as the context still holds; `max_tokens_field` is what the client calls it.
+    `truncate_prompt_tokens` keeps that many of a prompt's last tokens.
     """
 
     context: RequestContext
@@ -63,8 +63,15 @@ class TokenizeRequest(Message, frozen=True):
     add_generation_prompt: bool = True
     add_special_tokens: bool = True
     max_tokens: int | None = 0
+    max_tokens_field: str = "max_tokens"
     truncate_prompt_tokens: int | None = None
     with_token_texts: bool = False
+
+    def characters(self) -> int:
+        """Length of the texts; ids count as nothing, since they are not tokenized."""
+        texts = [message.content for message in self.messages or ()]
+        texts += [prompt for prompt in self.prompts or () if isinstance(prompt, str)]
+        return sum(map(len, texts))
 
 
 class Tokenized(Message, frozen=True):

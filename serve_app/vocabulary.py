@@ -38,7 +38,7 @@ def load_tokenizer(model: ModelSection) -> Any:
     if model.chat_template_path is not None:
         try:
             tokenizer.chat_template = Path(model.chat_template_path).read_text("utf-8")
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"model.chat_template_path: {error}") from error
     return tokenizer
 

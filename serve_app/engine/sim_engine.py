@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from serve_app.config import SimSection
-from serve_app.errors import EngineDied, InternalError, InvalidRequest
+from serve_app.errors import EngineDied, InvalidRequest
 from serve_app.messages import EngineDelta, EngineRequest, EngineTimes, LoadReport, TokenLogprob
 
 
@@ -50,6 +50,7 @@ class SimEngine:
 
     async def stop(self) -> None:
         """See `Engine.stop`."""
+        self._die()
         if self._loop is not None:
             self._loop.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -124,7 +125,8 @@ class SimEngine:
         if self._dead or sequence not in self._running or made == config.stall_after_tokens:
             return
         if made == config.fail_after_tokens:
-            sequence.ready.put_nowait(InternalError("A fault was asked for."))
+            sequence.ready.put_nowait(RuntimeError("A fault was asked for."))
+            self._remove(sequence)
             return
         if self._made == config.die_after_tokens:
             self._die()
@@ -135,13 +137,15 @@ class SimEngine:
         self._made += 1
         last = sequence.generated >= request.max_tokens
         token_id = self._token(sequence, made)
+        wanted = request.sampling.logprobs
         ends = token_id in request.sampling.stop_token_ids and sequence.generated > request.sampling.min_tokens
         sequence.ready.put_nowait(
             EngineDelta(
                 token_ids=(token_id,),
                 finish_reason="stop" if ends else "length" if last else None,
                 ends_with_stop_token=ends,
-                logprobs=self._logprobs(request, token_id),
+                logprobs=None if wanted is None else (_logprob(token_id, wanted, self._ids.stop),),
+                prompt_logprobs=self._prompt_logprobs(request) if made == 0 else None,
                 times=EngineTimes(sequence.queued_s, sequence.scheduled_s, sequence.first_token_s, now)
                 if ends or last
                 else None,
@@ -156,14 +160,21 @@ class SimEngine:
             return request.prompt_ids[position % len(request.prompt_ids)]
         return self._ids[zlib.crc32(b"%d" % position, sequence.hash) % len(self._ids)]
 
-    @staticmethod
-    def _logprobs(request: EngineRequest, token_id: int) -> tuple[TokenLogprob, ...] | None:
-        count = request.sampling.logprobs
-        if count is None:
-            return None
-        return (TokenLogprob(token_id, -0.5, tuple((token_id + rank, -0.5 - rank) for rank in range(count))),)
+    def _prompt_logprobs(self, request: EngineRequest) -> tuple[TokenLogprob | None, ...] | None:
+        count = request.sampling.prompt_logprobs
+        return (
+            None
+            if count is None
+            else (None, *(_logprob(token_id, count, self._ids.stop) for token_id in request.prompt_ids[1:]))
+        )
 
     def _die(self) -> None:
         self._dead = True
         for sequence in (*self._running, *self._waiting):
             sequence.ready.put_nowait(EngineDied("The engine died while it worked on this request."))
+
+
+def _logprob(token_id: int, count: int, vocabulary_size: int) -> TokenLogprob:
+    """Made up: the token itself is the likeliest, those behind it in the vocabulary follow."""
+    top = tuple(((token_id + rank) % vocabulary_size, -0.5 - rank) for rank in range(count))
+    return TokenLogprob(token_id, -0.5, top)

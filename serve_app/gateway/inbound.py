@@ -9,7 +9,15 @@ from typing import Any
 
 from serve_app.config import GatewaySection
 from serve_app.errors import InvalidRequest, UnsupportedField
-from serve_app.gateway.schema import ChatBody, CompletionBody, GenerationBody, MessageBody, TokenizeBody
+from serve_app.gateway.schema import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    ContentPart,
+    GenerationBody,
+    MessageBody,
+    TokenizeBody,
+)
 from serve_app.messages import (
     ChatMessage,
     GenerateRequest,
@@ -52,6 +60,7 @@ class Inbound:
     messages: tuple[ChatMessage, ...] | None
     prompts: tuple[str | TokenIds, ...] | None
     max_tokens: int | None
+    max_tokens_field: str
     truncate_prompt_tokens: int | None
     sampling: Sampling
     n: int
@@ -72,6 +81,7 @@ class Inbound:
             messages=self.messages,
             prompts=self.prompts,
             max_tokens=1 if self.discards_output else self.max_tokens,
+            max_tokens_field=self.max_tokens_field,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
         )
 
@@ -87,6 +97,11 @@ class Inbound:
                         f"{name}: {token_id} is not a token id; they go from 0 to {tokenized.vocabulary_size - 1}.",
                         name,
                     )
+        if self.sampling.min_tokens > min(tokenized.max_tokens):
+            raise InvalidRequest(
+                f"min_tokens: {self.sampling.min_tokens} is more than the {min(tokenized.max_tokens)} tokens that fit.",
+                "min_tokens",
+            )
         # A truncated prompt is no longer the text that came in.
         as_sent = self.truncate_prompt_tokens is None
         echo_texts = tuple(prompt if isinstance(prompt, str) and as_sent else None for prompt in self.prompts or ())
@@ -110,7 +125,7 @@ class Inbound:
 def from_chat(body: ChatBody, limits: GatewaySection) -> Inbound:
     """A chat request. Raises InvalidRequest or UnsupportedField."""
     _refuse_unsupported(body)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs: needs logprobs to be true.", "top_logprobs")
     max_tokens = body.max_tokens
     if body.max_completion_tokens is not None:
@@ -120,15 +135,14 @@ def from_chat(body: ChatBody, limits: GatewaySection) -> Inbound:
     if max_tokens == 0:
         name = "max_tokens" if body.max_tokens == 0 else "max_completion_tokens"
         raise InvalidRequest(f"{name}: must be at least 1.", name)
-    return _inbound(
-        body,
-        limits,
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return Inbound(
         kind=RequestKind.CHAT,
         messages=chat_messages(body.messages),
         prompts=None,
-        max_tokens=max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        max_tokens_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
         echo=False,
+        **_shared(body, limits, 1, max_tokens, logprobs, echo=False),
     )
 
 
@@ -140,15 +154,15 @@ def from_completion(body: CompletionBody, limits: GatewaySection) -> Inbound:
     echo = bool(body.echo)
     if body.max_tokens == 0 and not echo:
         raise InvalidRequest("max_tokens: must be at least 1, except with echo.", "max_tokens")
-    return _inbound(
-        body,
-        limits,
+    prompts = _prompts(body.prompt)
+    max_tokens = _COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    return Inbound(
         kind=RequestKind.COMPLETION,
         messages=None,
-        prompts=_prompts(body.prompt),
-        max_tokens=_COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
-        logprobs=body.logprobs,
+        prompts=prompts,
+        max_tokens_field="max_tokens",
         echo=echo,
+        **_shared(body, limits, len(prompts), max_tokens, body.logprobs, echo),
     )
 
 
@@ -174,28 +188,34 @@ def chat_messages(bodies: list[MessageBody]) -> tuple[ChatMessage, ...]:
 def _chat_message(body: MessageBody, path: str) -> ChatMessage:
     role = _ROLES.get(body.role)
     if role is None:
-        raise InvalidRequest(
-            f"{path}.role: {body.role[:50]!r} is not served; use one of {', '.join(_ROLES)}.", f"{path}.role"
-        )
-    for name in ("refusal", "annotations", "audio", "function_call", "tool_calls", "tool_call_id"):
-        if getattr(body, name) not in (None, []):
-            raise UnsupportedField(f"{path}.{name}: not served here.", f"{path}.{name}")
+        served = ", ".join(_ROLES)
+        raise InvalidRequest(f"{path}.role: {body.role[:50]!r} is not served; use one of {served}.", f"{path}.role")
+    _refuse_set(body, ("refusal", "annotations", "audio", "function_call", "tool_calls", "tool_call_id"), path)
     if body.content is None and role != "assistant":
         raise InvalidRequest(f"{path}.content: required, and missing.", f"{path}.content")
     if body.content is None or isinstance(body.content, str):
         return ChatMessage(role, body.content or "", body.name)
-    texts = []
-    for number, part in enumerate(body.content):
-        where = f"{path}.content[{number}]"
-        if part.type != "text":
-            raise UnsupportedField(
-                f"{where}.type: {part.type[:50]!r} is not served; this server takes text parts.", f"{where}.type"
-            )
-        if part.text is None:
-            raise InvalidRequest(f"{where}.text: required, and missing.", f"{where}.text")
-        texts.append(part.text)
+    texts = [_part_text(part, f"{path}.content[{number}]") for number, part in enumerate(body.content)]
     # As vLLM joins text parts.
     return ChatMessage(role, "\n".join(texts), body.name)
+
+
+def _part_text(part: ContentPart, path: str) -> str:
+    if part.type != "text":
+        raise UnsupportedField(
+            f"{path}.type: {part.type[:50]!r} is not served; this server takes text parts.", f"{path}.type"
+        )
+    _refuse_set(part, ("image_url", "input_audio", "file", "refusal"), path)
+    if part.text is None:
+        raise InvalidRequest(f"{path}.text: required, and missing.", f"{path}.text")
+    return part.text
+
+
+def _refuse_set(body: Body, names: tuple[str, ...], path: str) -> None:
+    """Fields that clients send empty when they repeat an answer of ours, and that are not served with content."""
+    for name in names:
+        if getattr(body, name) not in (None, [], ""):
+            raise UnsupportedField(f"{path}.{name}: not served here.", f"{path}.{name}")
 
 
 def _refuse_unsupported(body: GenerationBody) -> None:
@@ -217,42 +237,33 @@ def _prompts(prompt: str | list[Any]) -> tuple[str | TokenIds, ...]:
     raise InvalidRequest("prompt: texts, ids and lists of ids cannot be mixed.", "prompt")
 
 
-def _inbound(
-    body: GenerationBody,
-    limits: GatewaySection,
-    *,
-    kind: RequestKind,
-    messages: tuple[ChatMessage, ...] | None,
-    prompts: tuple[str | TokenIds, ...] | None,
-    max_tokens: int | None,
-    logprobs: int | None,
-    echo: bool,
-) -> Inbound:
+def _shared(
+    body: GenerationBody, limits: GatewaySection, prompts: int, max_tokens: int | None, logprobs: int | None, echo: bool
+) -> dict[str, Any]:
+    """The fields of `Inbound` that chat and completions fill alike, from a body with this many prompts."""
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if len(stop) > limits.max_stops:
         raise InvalidRequest(f"stop: {len(stop)} strings, and at most {limits.max_stops} are taken.", "stop")
     n = 1 if body.n is None else body.n
-    if n * len(prompts or (None,)) > limits.max_choices:
-        raise InvalidRequest(f"n: times the number of prompts it is over {limits.max_choices}, the limit here.", "n")
+    if n * prompts > limits.max_choices:
+        name, count = ("n", n) if n > 1 else ("prompt", prompts)
+        most = f"one request may have {limits.max_choices}"
+        raise InvalidRequest(f"{name}: {count} of them make {n * prompts} choices; {most}.", name)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options: needs stream to be true.", "stream_options")
     min_tokens = body.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens: {min_tokens} is more than max_tokens, {max_tokens}.", "min_tokens")
-    return Inbound(
-        kind=kind,
-        model=body.model,
-        messages=messages,
-        prompts=prompts,
-        max_tokens=max_tokens,
-        truncate_prompt_tokens=body.truncate_prompt_tokens,
-        sampling=_sampling(body, min_tokens, logprobs, echo),
-        n=n,
-        stop=stop,
-        stream=bool(body.stream),
-        include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        echo=echo,
-    )
+    return {
+        "model": body.model,
+        "max_tokens": max_tokens,
+        "truncate_prompt_tokens": body.truncate_prompt_tokens,
+        "sampling": _sampling(body, min_tokens, logprobs, echo),
+        "n": n,
+        "stop": stop,
+        "stream": bool(body.stream),
+        "include_usage": bool(body.stream_options and body.stream_options.include_usage),
+    }
 
 
 def _sampling(body: GenerationBody, min_tokens: int, logprobs: int | None, echo: bool) -> Sampling:

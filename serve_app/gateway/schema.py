@@ -75,7 +75,7 @@ class MessageBody(Body, frozen=True, kw_only=True):
     """A turn. The fields after `name` come back from clients that repeat our answers; only null or empty is taken."""
 
     role: str
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Meta(min_length=1)] | None = None
     name: str | None = None
     refusal: Any = None
     annotations: Any = None

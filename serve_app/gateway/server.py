@@ -3,6 +3,7 @@
 A Starlette application without Ray: tests run it as it is, `deployments/gateway.py` runs it in a replica.
 """
 
+import asyncio
 import importlib.metadata
 import re
 import time
@@ -21,7 +22,7 @@ from starlette.types import ASGIApp
 from serve_app.config import AppConfig
 from serve_app.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, RouteNotFound
 from serve_app.gateway.body import read_body
-from serve_app.gateway.decode import B, decode
+from serve_app.gateway.decode import B, Malformed, decode, diagnose
 from serve_app.gateway.inbound import Inbound, from_chat, from_completion, from_tokenize
 from serve_app.gateway.readiness import Readiness
 from serve_app.gateway.request_id import RequestIdMiddleware, request_id
@@ -39,22 +40,23 @@ Handler = Callable[[Request], Awaitable[Any]]
 def build_asgi(config: AppConfig, hops: Hops, readiness: Readiness) -> ASGIApp:
     """The gateway's ASGI application."""
     routes = _Routes(config, hops, readiness)
-    return RequestIdMiddleware(
-        Starlette(
-            routes=[
-                Route("/v1/chat/completions", routes.guarded(routes.chat), methods=["POST"]),
-                Route("/v1/completions", routes.guarded(routes.completions), methods=["POST"]),
-                Route("/v1/models", routes.guarded(routes.models), methods=["GET"]),
-                Route("/v1/models/{model:path}", routes.guarded(routes.model), methods=["GET"]),
-                Route("/tokenize", routes.guarded(routes.tokenize), methods=["POST"]),
-                Route("/detokenize", routes.guarded(routes.detokenize), methods=["POST"]),
-                Route("/health", routes.guarded(routes.health), methods=["GET"]),
-                Route("/ready", routes.guarded(routes.ready), methods=["GET"]),
-                Route("/version", routes.guarded(routes.version), methods=["GET"]),
-            ],
-            exception_handlers={HTTPException: _routing_error},
-        )
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", routes.guarded(routes.chat), methods=["POST"]),
+            Route("/v1/completions", routes.guarded(routes.completions), methods=["POST"]),
+            Route("/v1/models", routes.guarded(routes.models), methods=["GET"]),
+            Route("/v1/models/{model:path}", routes.guarded(routes.model), methods=["GET"]),
+            Route("/tokenize", routes.guarded(routes.tokenize), methods=["POST"]),
+            Route("/detokenize", routes.guarded(routes.detokenize), methods=["POST"]),
+            Route("/health", routes.guarded(routes.health), methods=["GET"]),
+            Route("/ready", routes.guarded(routes.ready), methods=["GET"]),
+            Route("/version", routes.guarded(routes.version), methods=["GET"]),
+        ],
+        exception_handlers={HTTPException: _routing_error},
     )
+    # Starlette would answer /v1/models/ with a redirect to whatever host the client's Host header names.
+    app.router.redirect_slashes = False
+    return RequestIdMiddleware(app)
 
 
 class _Routes:
@@ -68,6 +70,7 @@ class _Routes:
 
     def guarded(self, handler: Handler) -> Handler:
         async def handle(request: Request) -> Any:
+            request.state.arrived_s = time.time()
             try:
                 return await handler(request)
             except ClientDisconnect:
@@ -120,13 +123,17 @@ class _Routes:
 
     async def _read(self, request: Request, body_type: type[B]) -> B:
         limits = self._config.gateway
-        return decode(await read_body(request, limits.max_body_bytes, limits.body_timeout_s), body_type)
+        raw = await read_body(request, limits.max_body_bytes, limits.body_timeout_s)
+        try:
+            return decode(raw, body_type)
+        except Malformed:
+            raise await asyncio.to_thread(diagnose, raw) from None
 
     def _context(self, request: Request) -> RequestContext:
         traceparent = request.headers.get("traceparent", "")
         return RequestContext(
             request_id=request_id(request.scope),
-            deadline_s=time.time() + self._config.gateway.request_timeout_s,
+            deadline_s=request.state.arrived_s + self._config.gateway.request_timeout_s,
             traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else None,
         )
 

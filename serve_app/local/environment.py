@@ -61,7 +61,7 @@ def child_environment(base: Mapping[str, str], run_id: str, folder: Path) -> dic
     ingress_port = free_block()
     own = {
         TAG: run_id,
-        # A token for this run alone. Without one Ray 2.60 makes ~/.ray/auth_token, which then turns authentication on in
+        # A token for this run alone. Without one Ray 2.60 makes ~/.ray/auth_token, which turns authentication on in
         # every cluster that this user starts later, while `serve deploy` does not send it (seen).
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),

@@ -53,7 +53,9 @@ class Choice:
                 break
             text = self._detokenizer.push(token_id)
             if delta.logprobs is not None:
-                self._waiting.append((self._made, self._made + len(text), delta.logprobs[position]))
+                # Part of a character belongs to that character, whether it comes out or is cut.
+                end = self._made + len(text) + self._detokenizer.incomplete
+                self._waiting.append((self._made, end, delta.logprobs[position]))
             self._made += len(text)
             pieces.append(self._matcher.push(text, armed=self.generated > self._min_tokens))
             if self._matcher.stopped:
@@ -66,11 +68,11 @@ class Choice:
         return Update(ready, self._take_scored(final=finish_reason is not None), finish_reason)
 
     def _take_scored(self, final: bool) -> tuple[ScoredToken, ...]:
-        """Tokens whose text has gone out whole; at the end also one that a stop string cut, but none past the cut."""
+        """Tokens whose text has gone out whole; at the end also the rest, but none past a stop string's cut."""
         taken = []
         while self._waiting:
             begin, end, logprob = self._waiting[0]
-            if end > self._sent and not (final and begin < self._sent):
+            if end > self._sent and not (final and (begin < self._sent or not self._matcher.stopped)):
                 break
             taken.append(ScoredToken(logprob, begin))
             self._waiting.popleft()

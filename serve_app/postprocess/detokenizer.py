@@ -21,6 +21,11 @@ class Detokenizer:
         self._decoder = _new_decoder("replace")
         self._decoder.decode(incomplete_tail(vocabulary, prompt_ids))
 
+    @property
+    def incomplete(self) -> bool:
+        """Whether the bytes so far end inside a character."""
+        return self._decoder.getstate()[0] != b""
+
     def push(self, token_id: int) -> str:
         """The characters that this token completes; empty while a character is still incomplete."""
         return self._decoder.decode(self._vocabulary.text_bytes(token_id))
@@ -30,7 +35,7 @@ def incomplete_tail(vocabulary: Vocabulary, ids: Sequence[int]) -> bytes:
     """The bytes of an unfinished character at the end of `ids`: 0 to 3 bytes."""
     tail = b""
     for token_id in reversed(ids):
-        if len(tail) >= 3 or token_id in vocabulary.special_ids:
+        if len(tail) >= 3:
             break
         tail = vocabulary.text_bytes(token_id) + tail
     for length in (3, 2, 1):

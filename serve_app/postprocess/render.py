@@ -3,6 +3,7 @@
 Pure. Log-probabilities get their token text and bytes here. Knows nothing of how updates come about (`choice.py`).
 """
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -188,10 +189,8 @@ class _CompletionRenderer(_Envelope):
     def _logprobs(self, scored: Sequence[ScoredToken], echo: Echo | None, shift: int) -> dict[str, Any]:
         rows: list[tuple[int, TokenLogprob | None, int]] = []
         if echo is not None:
-            offset = 0
-            for token_id, logprob in echo.tokens:
-                rows.append((token_id, logprob, offset))
-                offset += len(self._vocabulary.token_text(token_id))
+            offsets = self._echo_offsets(echo)
+            rows += [(*token, offset) for token, offset in zip(echo.tokens, offsets, strict=True)]
         rows += [(token.logprob.token_id, token.logprob, shift + token.offset) for token in scored]
         return {
             "tokens": [self._vocabulary.token_text(token_id) for token_id, _, _ in rows],
@@ -201,6 +200,18 @@ class _CompletionRenderer(_Envelope):
             "top_logprobs": [None if logprob is None else self._alternatives(logprob) for _, logprob, _ in rows],
             "text_offset": [offset for _, _, offset in rows],
         }
+
+    def _echo_offsets(self, echo: Echo) -> list[int]:
+        """Where each token begins in the echo's text, which shows a special token only if the client wrote it there."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        offsets, offset = [], 0
+        for token_id, _ in echo.tokens:
+            offsets.append(offset)
+            if token_id not in self._vocabulary.special_ids:
+                offset += len(decoder.decode(self._vocabulary.raw_bytes(token_id)))
+            elif echo.text.startswith(text := self._vocabulary.token_text(token_id), offset):
+                offset += len(text)
+        return offsets
 
     def _alternatives(self, token: TokenLogprob) -> dict[str, float]:
         """The most likely tokens by text, and the sampled one. Two tokens of the same text: the likelier stays."""

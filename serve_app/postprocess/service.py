@@ -4,6 +4,7 @@ Knows the engine only as something that takes an `EngineRequest` and streams `En
 Ray.
 """
 
+import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
@@ -17,8 +18,21 @@ from serve_app.postprocess.choice import Choice, ScoredToken, Update
 from serve_app.postprocess.render import DONE, Echo, FinishedChoice, Renderer, Usage, renderer_for
 from serve_app.vocabulary import Vocabulary
 
-# Seeds are 64-bit signed integers in vLLM; the seed of a later choice must not leave that range.
-_SEED_RANGE = 1 << 63
+
+def _nth_seed(seed: int, number: int) -> int:
+    """The seed of a prompt's choice `number`, within the 64 signed bits that vLLM takes; the first has `seed`."""
+    return (seed + number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+# In place of the one token that the engine generates for `max_tokens: 0`.
+_DISCARDED = Update("", (), "length")
+
+
+async def _read_out(deltas: AsyncGenerator[EngineDelta, None]) -> None:
+    """Lets a finished stream end by itself, so that it counts as completed and not as cancelled."""
+    with contextlib.suppress(Exception):  # the answer is whole: what goes wrong after it is not its client's
+        async for _ in deltas:
+            pass
 
 
 class EngineClient(Protocol):
@@ -79,7 +93,7 @@ class PostprocessService:
             sampling = request.sampling
             if sampling.seed is not None and request.n > 1:
                 # As vLLM does for n > 1: each choice of a prompt has a seed of its own, or all would be the same.
-                sampling = msgspec.structs.replace(sampling, seed=(sampling.seed + number) % _SEED_RANGE)
+                sampling = msgspec.structs.replace(sampling, seed=_nth_seed(sampling.seed, number))
             ids = request.prompt_ids[prompt]
             engine_request = EngineRequest(request.context, engine_id, ids, request.max_tokens[prompt], sampling)
             choice = Choice(index, self._vocabulary, ids, request.stop, sampling)
@@ -95,21 +109,23 @@ class PostprocessService:
     async def _updates(
         self, request: GenerateRequest, run: _Run
     ) -> AsyncGenerator[tuple[_Run, Update, Echo | None], None]:
-        """One choice's updates; leaves the engine's stream, which aborts it there, as soon as a stop string was met."""
-        first, done = True, False
+        """One choice's updates. A stop string first closes the engine's stream, which aborts the request there."""
+        first = True
         async with aclosing(self._engine.generate(run.engine_request)) as deltas:
             async for delta in deltas:
                 run.cached_tokens = max(run.cached_tokens, delta.cached_tokens)
                 echo = run.echo(delta) if first else None
                 first = False
-                update = Update("", (), delta.finish_reason) if request.discard_output else run.choice.push(delta)
+                update = _DISCARDED if request.discard_output else run.choice.push(delta)
+                if update.finish_reason is None:
+                    yield run, update, echo
+                    continue
+                if delta.finish_reason is None:
+                    await deltas.aclose()
                 yield run, update, echo
-                done = update.finish_reason is not None
-                # At a stop string leaving aborts in the engine; else the stream ends by itself.
-                if done and delta.finish_reason is None:
-                    return
-        if not done:
-            raise EngineDied("The engine ended the stream before the request was done.")
+                await _read_out(deltas)
+                return
+        raise EngineDied("The engine ended the stream before the request was done.")
 
     async def _chunks(
         self, request: GenerateRequest, runs: list[_Run], renderer: Renderer

@@ -29,13 +29,13 @@ class PromptEncoder:
         """Ids of all prompts, each checked to fit. Raises InvalidRequest or ContextTooLong."""
         if request.messages is not None:
             text = self._render(request.messages, request.add_generation_prompt)
-            prompts = [self._encode_text(text, "messages", special_tokens=False)]
+            prompts = [self._encode_text(text, "messages", False, request.truncate_prompt_tokens)]
         else:
-            prompts = [self._prompt_ids(prompt, request.add_special_tokens) for prompt in request.prompts or ()]
+            prompts = [self._prompt_ids(prompt, request) for prompt in request.prompts or ()]
         if (keep := request.truncate_prompt_tokens) is not None:
             prompts = [ids[-keep:] for ids in prompts]
         param = "prompt" if request.messages is None else "messages"
-        room = [self._room(len(ids), request.max_tokens, param) for ids in prompts]
+        room = [self._room(len(ids), request, param) for ids in prompts]
         texts = [self._vocabulary.token_text(token_id) for token_id in prompts[0]] if request.with_token_texts else None
         return Tokenized(
             prompt_ids=tuple(prompts),
@@ -67,15 +67,16 @@ class PromptEncoder:
             ) from error
         return text
 
-    def _prompt_ids(self, prompt: str | TokenIds, special_tokens: bool) -> TokenIds:
+    def _prompt_ids(self, prompt: str | TokenIds, request: TokenizeRequest) -> TokenIds:
         if isinstance(prompt, str):
-            return self._encode_text(prompt, "prompt", special_tokens)
+            return self._encode_text(prompt, "prompt", request.add_special_tokens, request.truncate_prompt_tokens)
         self._check_ids(prompt, "prompt")
         return prompt
 
-    def _encode_text(self, text: str, param: str, special_tokens: bool) -> TokenIds:
-        if self._most_bytes is not None and len(text) > self._most_bytes:
-            least = len(text) // self._vocabulary.longest_token_bytes
+    def _encode_text(self, text: str, param: str, special_tokens: bool, keep: int | None) -> TokenIds:
+        size = len(text.encode("utf-8"))
+        if self._most_bytes is not None and size > self._most_bytes and keep is None:
+            least = size // self._vocabulary.longest_token_bytes
             raise ContextTooLong(
                 f"{param}: the text has at least {least} tokens; this model's context holds {self._context_tokens}.",
                 param,
@@ -92,17 +93,18 @@ class PromptEncoder:
                     f"{param}: {token_id} is not a token id; they go from 0 to {self._vocabulary.size - 1}.", param
                 )
 
-    def _room(self, prompt_tokens: int, max_tokens: int | None, param: str) -> int:
+    def _room(self, prompt_tokens: int, request: TokenizeRequest, param: str) -> int:
         """Tokens that may be generated after a prompt of this length."""
         if prompt_tokens == 0:
-            raise InvalidRequest(f"{param}: has no tokens.", param)
+            raise InvalidRequest(f"{param}: empty.", param)
         room = self._context_tokens - prompt_tokens
-        wanted = 1 if max_tokens is None else max_tokens
+        wanted = 1 if request.max_tokens is None else request.max_tokens
+        field = request.max_tokens_field
         if wanted > room:
             raise ContextTooLong(
                 f"The model's context holds {self._context_tokens} tokens; the request needs {prompt_tokens + wanted}: "
                 f"{prompt_tokens} of the prompt and {wanted} of the completion. "
-                + (f"At most {room} fit: lower max_tokens or shorten {param}." if room > 0 else f"Shorten {param}."),
-                param if room < 1 else "max_tokens",
+                + (f"At most {room} fit: lower {field} or shorten {param}." if room > 0 else f"Shorten {param}."),
+                param if room < 1 else field,
             )
-        return room if max_tokens is None else max_tokens
+        return room if request.max_tokens is None else request.max_tokens

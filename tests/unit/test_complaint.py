@@ -21,7 +21,7 @@ class Outer(msgspec.Struct, forbid_unknown_fields=True):
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        ({"inner": {"count": 0}}, Complaint("inner.count", "inner.count", "expected int >= 1")),
+        ({"inner": {"count": 0}}, Complaint("inner.count", "inner.count", "must be >= 1")),
         (
             {"rows": [{"count": 1}, {"count": "x"}]},
             Complaint("rows[1].count", "rows[1].count", "expected int, got str"),

@@ -151,7 +151,7 @@ def test_a_value_of_the_wrong_type_or_out_of_bounds_is_refused_by_its_path(path:
 
 
 def test_a_refusal_says_what_was_expected() -> None:
-    assert refusal(nested("engine.replicas", 0)) == "engine.replicas: expected int >= 1"
+    assert refusal(nested("engine.replicas", 0)) == "engine.replicas: must be >= 1"
     assert "'tgi'" in refusal(nested("engine.kind", "tgi"))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from serve_app.config import SimSection
 from serve_app.engine.sim_engine import SimEngine
-from serve_app.errors import EngineDied, InternalError, InvalidRequest
+from serve_app.errors import EngineDied, InvalidRequest
 from serve_app.messages import EngineDelta, EngineRequest, LoadReport, RequestContext, Sampling
 
 Deltas = AsyncGenerator[EngineDelta, None]
@@ -278,7 +278,7 @@ def test_with_the_fault_fail_each_request_fails_after_its_tokens_and_the_engine_
     async def work(engine: SimEngine) -> None:
         for _ in range(2):
             got: list[EngineDelta] = []
-            with pytest.raises(InternalError):
+            with pytest.raises(RuntimeError, match="A fault was asked for"):
                 await collect(engine.generate(ask(max_tokens=10)), got)
             assert len(ids_of(got)) == after
         assert await engine.load() == IDLE

@@ -1,9 +1,11 @@
 """Bodies that are wrong in one place, and the name under which that place is refused."""
 
+import tracemalloc
+
 import pytest
 
 from serve_app.errors import InvalidRequest, UnsupportedField
-from serve_app.gateway.decode import decode
+from serve_app.gateway.decode import Malformed, decode, diagnose
 from serve_app.gateway.schema import ChatBody, CompletionBody
 
 GOOD = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]%s}'
@@ -11,6 +13,17 @@ GOOD = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]%s}'
 
 def chat(extra: bytes) -> bytes:
     return GOOD % (b", " + extra)
+
+
+def refusal(raw: bytes) -> InvalidRequest:
+    """As the gateway asks: a strict look, and for bytes that are no JSON a second one."""
+    try:
+        decode(raw, ChatBody)
+    except Malformed:
+        return diagnose(raw)
+    except InvalidRequest as error:
+        return error
+    pytest.fail("not refused")
 
 
 def test_a_good_body_is_decoded() -> None:
@@ -56,10 +69,9 @@ def test_a_good_body_is_decoded() -> None:
     ],
 )
 def test_what_is_wrong_is_named(raw: bytes, param: str) -> None:
-    with pytest.raises(InvalidRequest) as raised:
-        decode(raw, ChatBody)
-    assert raised.value.param == param
-    assert raised.value.message.startswith(f"{param}: ")
+    error = refusal(raw)
+    assert error.param == param
+    assert error.message.startswith(f"{param}: ")
 
 
 @pytest.mark.parametrize(
@@ -85,3 +97,22 @@ def test_a_hostile_field_name_is_cut_and_does_not_break_the_message() -> None:
     with pytest.raises(UnsupportedField) as raised:
         decode(chat(b'"' + b"x" * 10_000 + b'": 1'), ChatBody)
     assert len(raised.value.message) < 500
+
+
+def test_a_misspelt_field_gets_a_suggestion() -> None:
+    assert "did you mean temperature?" in refusal(chat(b'"temprature": 1')).message
+
+
+def test_what_spoils_a_body_is_found_deep_down_and_named_by_its_path() -> None:
+    assert refusal(chat(b'"metadata": {"a": [1, {"b": [0, NaN]}]}')).param == "metadata.a[1].b[1]"
+    assert refusal(chat(b'"metadata": [{"a": 1}, [], {"\\ud800": 1}]')).param == "metadata[2].?"
+
+
+def test_a_long_path_is_cut_and_costs_no_memory_per_value() -> None:
+    tracemalloc.start()
+    error = refusal(chat(b'"metadata": {"' + b"k" * 20_000 + b'": [' + b"0," * 20_000 + b"NaN]}"))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert error.param is not None
+    assert len(error.param) <= 200
+    assert peak < 5_000_000

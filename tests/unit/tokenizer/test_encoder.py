@@ -212,7 +212,7 @@ def test_an_id_outside_the_vocabulary_is_refused_with_the_range(
 
 @pytest.mark.parametrize("prompt", ["", ()])
 def test_a_prompt_without_tokens_is_refused(byte_encoder: PromptEncoder, ask: Any, prompt: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"^prompt: has no tokens") as refused:
+    with pytest.raises(InvalidRequest, match=r"^prompt: empty") as refused:
         byte_encoder.encode(ask("a", prompt))
     assert refused.value.param == "prompt"
 
