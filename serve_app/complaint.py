@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 
 _SENTENCE = re.compile(r"(?s)(.*?)(?: - at (?:`key` in )?`\$\.?(.*)`)?")
-_UNKNOWN = re.compile(r"(?s)Object contains unknown field `(.*)`")
 _BOUND = re.compile(r"Expected `(?:int|float)` ([<>]=? \S+)")
-_MISSING = re.compile(r"(?s)Object missing required field `(.*)`")
+# The name comes from the client and may hold anything; the path is made of our own names.
+_NAMED = re.compile(r"(?s)Object (contains unknown|missing required) field `(.*?)`(?: - at `\$\.?([\w.\[\]]*)`)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class Complaint:
 
 def read(sentence: str) -> Complaint:
     """The parts of msgspec's sentence."""
+    if named := _NAMED.fullmatch(sentence):
+        kind, name, section = named.groups("")
+        unknown = kind == "contains unknown"
+        return Complaint(section, join(section, name), "", unknown=unknown, missing=not unknown)
     match = _SENTENCE.fullmatch(sentence)
     reason, path = (match.group(1), match.group(2) or "") if match else (sentence, "")
     path = path.removesuffix("[...]")  # msgspec's word for a key of a dictionary
-    if unknown := _UNKNOWN.fullmatch(reason):
-        return Complaint(path, join(path, unknown.group(1)), "", unknown=True)
-    if missing := _MISSING.fullmatch(reason):
-        return Complaint(path, join(path, missing.group(1)), "", missing=True)
     return Complaint(path, path, _in_plain_words(reason))
 
 

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
@@ -23,7 +24,7 @@ from serve_app.config import AppConfig
 from serve_app.engine.sim_engine import SimEngine
 from serve_app.gateway.readiness import Readiness
 from serve_app.gateway.server import build_asgi
-from serve_app.messages import EngineDelta, EngineRequest, LoadReport, PathReport
+from serve_app.messages import EngineDelta, EngineRequest, LoadReport, PathReport, RequestContext, TokenizeRequest
 from serve_app.model import EMBEDDED, context_tokens
 from serve_app.path import Hops
 from serve_app.postprocess.service import PostprocessService
@@ -110,6 +111,11 @@ class Service:
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 10.0) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """The text's token ids."""
+        request = TokenizeRequest(RequestContext("ids", time.time() + 60), prompts=(text,), add_special_tokens=False)
+        return self.encoder.encode(request).prompt_ids[0]
 
     def load(self) -> LoadReport:
         """The engine's load now."""

@@ -25,7 +25,7 @@ def echoing(serve: Any) -> Any:
 
 
 async def ids_of(service: Any, text: str) -> list[int]:
-    return list(service.encoder._encode_text(text, "prompt", False))
+    return list(service.ids(text))
 
 
 async def read_stream(client: openai.AsyncOpenAI, prompt: Any, max_tokens: int) -> tuple[str, Any]:

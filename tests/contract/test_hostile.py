@@ -377,7 +377,6 @@ UNKNOWN_KEYS = {
     "with a line end": ("a\\r\\nx-evil: 1", "a\r\nx-evil: 1"),
     "markup": ("<script>alert(1)</script>", "<script>alert(1)</script>"),
     "backquoted": ("a`b", "a`b"),
-    "posing as another field": ("a` - at `$.model", "a` - at `$.model"),
     "posing as another field's key": ("a - at `$.model`", "a - at `$.model`"),
     "prototype": ("__proto__", "__proto__"),
     "huge": ("k" * 500_000, "k" * 200),

@@ -247,7 +247,7 @@ async def _forget(path: Any) -> None:
 
 
 def test_a_prompt_is_a_text_ids_or_a_list_of_either(client: openai.OpenAI, path: Any) -> None:
-    ids = path.encoder._encode_text(PROMPT, "prompt", False)
+    ids = path.ids(PROMPT)
     text = complete(client).choices[0].text
     assert complete(client, prompt=list(ids)).choices[0].text == text
     other = complete(client, prompt="Another one").choices[0].text
@@ -284,7 +284,7 @@ def test_echo_puts_the_prompt_in_front(client: openai.OpenAI, path: Any, stream:
         return completed_text(answer) if stream else str(answer.choices[0].text)
 
     assert echoed(PROMPT) == PROMPT + text
-    assert echoed(list(path.encoder._encode_text(PROMPT, "prompt", False))) == PROMPT + text
+    assert echoed(list(path.ids(PROMPT))) == PROMPT + text
 
 
 def test_echo_with_no_tokens_gives_the_prompt_alone(client: openai.OpenAI) -> None:
