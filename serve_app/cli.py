@@ -62,7 +62,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _run_here(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C, SIGTERM or SIGHUP. As the background run (`run_id` given) it also keeps the state file."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    # SIGINT too: a shell script starts its background commands with that ignored, and it would stay so.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     reporter = Reporter(sys.stdout)
     run_id: str | None = arguments.run_id

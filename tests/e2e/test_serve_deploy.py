@@ -1,6 +1,7 @@
 """Plain `serve deploy` on a cluster that `ray start --head` made, as on a real one: no launcher of ours in between."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -60,6 +61,7 @@ def cluster() -> Iterator[Cluster]:
         process.terminate()
         sweep(run_id, 3.0)
         process.wait(10)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _wait(condition: Any, limit_s: float) -> None:
