@@ -3,8 +3,9 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-DEVICE ?= cpu
 VENV ?= .venv
+# The device that was installed for, so that `make model` on a GPU node does not bring the CPU's packages.
+DEVICE ?= $(shell cat $(VENV)/.tokenline-device 2>/dev/null || echo cpu)
 CONFIG ?= serve_app/configs/local-cpu.yaml
 bin := $(VENV)/bin
 export VENV

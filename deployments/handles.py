@@ -77,7 +77,9 @@ async def _unary(hop: str, returns: type[T], method: Any, *arguments: Any) -> T:
     response = method.remote(*arguments)
     try:
         result: T = await response
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as error:
+        if not _own_cancellation():
+            raise _given_up(hop) from error
         response.cancel()
         raise
     except Exception as error:
@@ -92,6 +94,11 @@ async def _stream(hop: str, method: Any, request: Any) -> AsyncGenerator[Any, No
         async for item in response:
             yield item
         finished = True
+    except asyncio.CancelledError as error:
+        if not _own_cancellation():
+            finished = True
+            raise _given_up(hop) from error
+        raise
     except Exception as error:
         finished = True
         raise _translated(hop, error) from error
@@ -99,6 +106,18 @@ async def _stream(hop: str, method: Any, request: Any) -> AsyncGenerator[Any, No
         # Left early: by a cancelled task, or by a consumer that has what it wanted.
         if not finished:
             response.cancel()
+
+
+def _own_cancellation() -> bool:
+    """Whether this task is being cancelled. Ray also raises CancelledError where the callee's task was (2.60)."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _given_up(hop: str) -> RequestError:
+    if hop == "engine":
+        return EngineDied("The engine's replica gave this request up.")
+    return HopUnavailable(f"The {hop} replica gave this request up.", hop, _RETRY_AFTER_S)
 
 
 def _translated(hop: str, error: Exception) -> BaseException:
@@ -115,5 +134,5 @@ def _translated(hop: str, error: Exception) -> BaseException:
     if isinstance(error, DeploymentUnavailableError | ReplicaUnavailableError):
         return HopUnavailable(f"No {hop} replica can take the request now.", hop, _RETRY_AFTER_S)
     if isinstance(error, TaskCancelledError):
-        return HopUnavailable(f"The {hop} replica gave this request up.", hop, _RETRY_AFTER_S)
+        return _given_up(hop)
     return error

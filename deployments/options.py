@@ -33,7 +33,7 @@ def engine_options(engine: EngineSection) -> dict[str, Any]:
 
     With `mp` all GPUs of a replica belong to its actor, on one node. With `ray` the actor holds none: vLLM puts one
     worker in each bundle of the replica's placement group, and the first bundle also has the actor's CPUs (vLLM 0.32,
-    `ray_executor.py`).
+    `ray_executor_v2.py`).
     """
     options = hop_options("engine", engine)
     options["health_check_period_s"] = _ENGINE_HEALTH_CHECK_PERIOD_S

@@ -57,5 +57,6 @@ else
     sync_locks "${folders[@]}" || { cat "$log" >&2; fail "could not install the locked packages; see the error above"; }
 fi
 uv pip install --no-deps --no-build-isolation --editable . 2>"$log" || { cat "$log" >&2; fail "could not install this project"; }
+printf '%s\n' "$device" > "$venv/.tokenline-device"  # what the Makefile's later targets keep to
 printf '%s' "$wanted" > "$stamp"
 echo "setup: done"

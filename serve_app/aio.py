@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
@@ -53,6 +53,17 @@ async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T,
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def within(deadline_s: float, work: Awaitable[T]) -> T:
+    """The work's result, or DeadlineExceeded and the work cancelled at `deadline_s` (wall clock)."""
+    try:
+        async with asyncio.timeout(deadline_s - time.time()) as limit:
+            return await work
+    except TimeoutError:
+        if not limit.expired():
+            raise  # the work's own
+        raise DeadlineExceeded("The request's deadline passed before it was done.") from None
+
+
 async def _pump(stream: AsyncGenerator[T, None], queue: "asyncio.Queue[_Item[T]]") -> None:
     """Moves a stream's items into the queue, then its error or its end."""
     try:
@@ -74,12 +85,7 @@ async def until(deadline_s: float, stream: AsyncGenerator[T, None]) -> AsyncGene
     async with aclosing(stream):
         while True:
             try:
-                async with asyncio.timeout(deadline_s - time.time()) as limit:
-                    item = await anext(stream)
+                item = await within(deadline_s, anext(stream))
             except StopAsyncIteration:
                 return
-            except TimeoutError:
-                if not limit.expired():
-                    raise  # the stream's own
-                raise DeadlineExceeded("The request's deadline passed before it was done.") from None
             yield item

@@ -178,6 +178,11 @@ _OWN_VLLM_ARGS = {
     "max_num_seqs": "engine.max_sequences",
     "tokenizer": "model.source",
     "kv_cache_memory_bytes": "engine.kv_cache_gib",
+    # Each would start workers that no GPU is reserved for.
+    "data_parallel_size": "engine.replicas",
+    "data_parallel_backend": "engine.replicas",
+    "prefill_context_parallel_size": "engine.tensor_parallel_size",
+    "nnodes": "engine.executor",
 }
 
 

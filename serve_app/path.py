@@ -9,10 +9,11 @@ choice on the engine.
 """
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
-from serve_app.aio import until
+from serve_app.aio import until, within
 from serve_app.gateway.inbound import Inbound
 from serve_app.messages import GenerateRequest, PathReport, RequestContext, TokenIds, Tokenized, TokenizeRequest
 
@@ -48,9 +49,11 @@ async def answer(inbound: Inbound, context: RequestContext, hops: Hops) -> Async
     status.
     """
     # 1. tokenizer: chat template and tokenization, once; refuses what does not fit the model's context.
-    tokenized = await hops.tokenizer.tokenize(inbound.tokenize_request(context))
+    tokenizing = hops.tokenizer.tokenize(inbound.tokenize_request(context))
+    tokenized = await within(context.deadline_s, tokenizing)
     # 2. postprocess, which streams from the engine, detokenizes, matches stop strings and renders.
     stream = hops.postprocess.generate(inbound.generate_request(context, tokenized))
     # 3. back through the gateway, never past the deadline.
-    async for chunk in until(context.deadline_s, stream):
-        yield chunk
+    async with aclosing(until(context.deadline_s, stream)) as chunks:
+        async for chunk in chunks:
+            yield chunk

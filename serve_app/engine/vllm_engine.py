@@ -4,6 +4,7 @@ vLLM's scheduler and workers run in processes of their own; this object lives in
 them.
 """
 
+import logging
 import os
 import time
 from collections.abc import AsyncGenerator
@@ -12,9 +13,14 @@ from typing import Any
 
 from serve_app.config import EngineSection, ModelSection
 from serve_app.engine.vllm_args import vllm_args
-from serve_app.errors import ConfigError, EngineDied, InvalidRequest, Overloaded
+from serve_app.errors import ConfigError, EngineDied, InvalidRequest, Overloaded, RequestError
 from serve_app.messages import EngineDelta, EngineRequest, EngineTimes, LoadReport, Sampling, TokenLogprob
 from serve_app.model import context_tokens, locate
+
+logger = logging.getLogger(__name__)
+
+# vLLM takes a seed of -1 for no seed at all; here it is a seed like any other.
+_SEED_FOR_MINUS_ONE = (1 << 62) - 1
 
 
 class VllmEngine:
@@ -62,6 +68,12 @@ class VllmEngine:
             raise Overloaded(error.message) from error
         except EngineDeadError as error:
             raise EngineDied("The engine died while it worked on this request.") from error
+        except RequestError:
+            raise
+        except Exception as error:
+            # An exception of vLLM's own cannot cross the hop: the postprocessor would import vLLM to read it.
+            logger.exception("request %s failed in vLLM", request.engine_request_id)
+            raise RuntimeError(f"vLLM failed: {type(error).__name__}: {error}") from None
 
     async def load(self) -> LoadReport:
         """See `Engine.load`."""
@@ -130,7 +142,7 @@ def sampling_params(sampling: Sampling, max_tokens: int) -> Any:
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
-        seed=sampling.seed,
+        seed=_SEED_FOR_MINUS_ONE if sampling.seed == -1 else sampling.seed,
         stop_token_ids=list(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
         min_tokens=sampling.min_tokens,

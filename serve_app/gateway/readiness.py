@@ -11,7 +11,7 @@ from contextlib import aclosing
 
 from serve_app.aio import task_count
 from serve_app.config import AppConfig
-from serve_app.errors import NotReady, TokenlineError
+from serve_app.errors import NotReady
 from serve_app.gateway.inbound import from_chat
 from serve_app.gateway.schema import ChatBody, MessageBody
 from serve_app.messages import PathReport, RequestContext
@@ -44,7 +44,7 @@ class Readiness:
                     async for _ in chunks:
                         pass
                 self._warm = True
-            except TokenlineError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it was, a replica that stops trying is never ready
                 self._reason = f"the warm-up fails: {error}"
                 logger.warning("warm-up failed, trying again: %s", error)
                 await asyncio.sleep(_RETRY_S)
@@ -60,6 +60,6 @@ class Readiness:
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_S):
                 return (await self._hops.postprocess.report()).with_tasks("gateway", task_count())
-        except (TimeoutError, TokenlineError) as error:
+        except Exception as error:
             reason = str(error) or f"no answer within {_PROBE_TIMEOUT_S:g} s"
             raise NotReady(f"Not ready: no engine answers ({reason}).", retry_after_s=_RETRY_S) from error

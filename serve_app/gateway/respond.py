@@ -14,7 +14,7 @@ from contextlib import aclosing
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from serve_app.errors import InternalError, RequestError, as_request_error, body, sse_event
+from serve_app.errors import DeadlineExceeded, InternalError, RequestError, as_request_error, body, sse_event
 from serve_app.messages import RequestContext
 
 logger = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class GeneratedResponse:
         self._chunks = chunks
         self._sse = sse
         self._context = context
+        self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writing = asyncio.ensure_future(self._write(scope, receive, send))
@@ -70,22 +71,25 @@ class GeneratedResponse:
             # Also when the server cancels this call: nothing may go on working for a request that has ended.
             for task in (writing, gone):
                 task.cancel()
+            left = gone.done()
             results = await asyncio.gather(writing, gone, return_exceptions=True)
         if isinstance(results[0], Exception):
             raise results[0]
+        if not self._started and not left and isinstance(results[0], asyncio.CancelledError):
+            # The stream neither gave anything nor kept its deadline.
+            await error_response(DeadlineExceeded("The request's deadline passed."))(scope, receive, send)
 
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
         try:
             async with aclosing(self._chunks) as chunks:
                 async for chunk in chunks:
-                    if not started:
+                    if not self._started:
+                        self._started = True
                         await send(self._start(chunk))
-                        started = True
                     await send({"type": "http.response.body", "body": chunk, "more_body": self._sse})
         except Exception as error:  # noqa: BLE001 - the translation: nothing may pass it untold
             known = translate(error, self._context.request_id)
-            if not started:
+            if not self._started:
                 await error_response(known)(scope, receive, send)
                 return
             if self._sse:

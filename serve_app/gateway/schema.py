@@ -41,7 +41,9 @@ class GenerationBody(Body, frozen=True, kw_only=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
     stop: StopString | list[StopString] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
+    # vLLM's GPU sampler holds 128 in all, the model's own ends of sequence among them, and dies of more (vLLM 0.32,
+    # `v1/worker/gpu/sample/logit_bias.py`); it takes 1,024 biases.
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
     n: Annotated[int, Meta(ge=1, le=1024)] | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     logit_bias: Annotated[dict[int, Bias], Meta(max_length=1024)] | None = None

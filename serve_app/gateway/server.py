@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from serve_app.aio import within
 from serve_app.config import AppConfig
 from serve_app.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, RouteNotFound
 from serve_app.gateway.body import read_body
@@ -102,7 +103,9 @@ class _Routes:
     async def tokenize(self, request: Request) -> Response:
         body = await self._read(request, TokenizeBody)
         self._check_model(body.model)
-        tokenized = await self._hops.tokenizer.tokenize(from_tokenize(body, self._context(request)))
+        context = self._context(request)
+        tokenizing = self._hops.tokenizer.tokenize(from_tokenize(body, context))
+        tokenized = await within(context.deadline_s, tokenizing)
         ids = tokenized.prompt_ids[0]
         fields: dict[str, Any] = {"count": len(ids), "max_model_len": tokenized.context_tokens, "tokens": ids}
         return _json(fields | {"token_strs": tokenized.token_texts})
@@ -110,7 +113,9 @@ class _Routes:
     async def detokenize(self, request: Request) -> Response:
         body = await self._read(request, DetokenizeBody)
         self._check_model(body.model)
-        return _json({"prompt": await self._hops.tokenizer.detokenize(self._context(request), tuple(body.tokens))})
+        context = self._context(request)
+        text = await within(context.deadline_s, self._hops.tokenizer.detokenize(context, tuple(body.tokens)))
+        return _json({"prompt": text})
 
     async def health(self, request: Request) -> Response:
         return _json({"status": "alive"})

@@ -19,7 +19,7 @@ ENGINE_REQUEST = EngineRequest(CONTEXT, "id", (1,), 1, Sampling())
 class Response:
     """A Serve response: awaited or iterated, it gives the items, then raises, waits or ends."""
 
-    def __init__(self, items: list[Any], error: Exception | None, hang: bool) -> None:
+    def __init__(self, items: list[Any], error: BaseException | None, hang: bool) -> None:
         self.cancelled = False
         self._items, self._error, self._hang = items, error, hang
 
@@ -48,7 +48,7 @@ class Response:
 class Handle:
     """A Serve handle whose every method gives the same response."""
 
-    def __init__(self, *items: Any, error: Exception | None = None, hang: bool = False) -> None:
+    def __init__(self, *items: Any, error: BaseException | None = None, hang: bool = False) -> None:
         self.response = Response(list(items), error, hang)
 
     def options(self, **_: Any) -> "Handle":
@@ -115,3 +115,11 @@ async def test_a_cancelled_caller_cancels_a_unary_call() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert handle.response.cancelled
+
+
+async def test_a_callee_that_was_cancelled_is_an_error_and_not_a_silent_end() -> None:
+    with pytest.raises(EngineDied):
+        async for _ in EngineHandle(Handle((1,), error=asyncio.CancelledError())).generate(ENGINE_REQUEST):
+            pass
+    with pytest.raises(HopUnavailable):
+        await TokenizerHandle(Handle(error=asyncio.CancelledError())).tokenize(TokenizeRequest(CONTEXT))

@@ -34,15 +34,16 @@ class FakeTokenizer:
 class FakePostprocess:
     """Fails as often as it is told, then answers."""
 
-    def __init__(self, failures: int = 0, report_error: Exception | None = None) -> None:
+    def __init__(self, failures: int = 0, error: Exception | None = None) -> None:
         self.calls = 0
         self._failures = failures
-        self.report_error = report_error
+        self._error = error or HopUnavailable("no replica yet")
+        self.report_error: Exception | None = None
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[bytes, None]:
         self.calls += 1
         if self.calls <= self._failures:
-            raise HopUnavailable("no replica yet")
+            raise self._error
         yield b"{}"
 
     async def report(self) -> PathReport:
@@ -70,6 +71,16 @@ async def test_the_warm_up_is_repeated_until_it_is_answered() -> None:
     await asyncio.wait_for(ready.warm_up(), 5)
     assert postprocess.calls == 3
     ready.require()
+
+
+async def test_an_error_nobody_foresaw_does_not_end_the_warm_up() -> None:
+    postprocess = FakePostprocess(failures=1, error=KeyError("from anywhere"))
+    ready = Readiness(CONFIG, Hops(FakeTokenizer(), postprocess))
+    await asyncio.wait_for(ready.warm_up(), 5)
+    ready.require()
+    postprocess.report_error = KeyError("from anywhere")
+    with pytest.raises(NotReady):
+        await ready.probe()
 
 
 async def test_a_probe_collects_the_load_and_each_hops_tasks() -> None:

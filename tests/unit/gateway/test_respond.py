@@ -136,6 +136,16 @@ async def test_a_client_that_does_not_read_is_left_at_the_deadline(monkeypatch: 
     assert stream.closed
 
 
+async def test_a_stream_that_gives_nothing_and_keeps_no_deadline_is_answered_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(respond, "_LAST_WORD_S", 0.0)
+    client, stream = Client(), Stream([], hang=True)
+    await asyncio.wait_for(respond_to(client, stream, sse=False, context=RequestContext("id", time.time() + 0.05)), 5)
+    assert client.sent[0]["status"] == 504
+    assert stream.closed
+
+
 def test_a_refusal_says_when_to_come_back_in_whole_seconds() -> None:
     assert error_response(Overloaded("full", retry_after_s=0.2)).headers["retry-after"] == "1"
     assert error_response(Overloaded("full", retry_after_s=2.1)).headers["retry-after"] == "3"
