@@ -1,5 +1,6 @@
 """Plain `serve deploy` on a cluster that `ray start --head` made, as on a real one: no launcher of ours in between."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import yaml
 
@@ -58,8 +60,13 @@ def cluster() -> Iterator[Cluster]:
         _wait(lambda: httpx.get(f"{address}/api/version").status_code in (200, 401), 90)
         yield Cluster(environment, address)
     finally:
+        # By parentage too: Ray's two agents were seen without the tag, and outlive their raylet by a minute and a half.
+        family = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
         sweep(run_id, 3.0)
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
         process.wait(10)
         shutil.rmtree(folder, ignore_errors=True)
 
