@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from serve_app.aio import own_cancellation
 from serve_app.errors import EngineDied, HopUnavailable, Overloaded, RequestError
 from serve_app.messages import (
     EngineDelta,
@@ -78,7 +79,8 @@ async def _unary(hop: str, returns: type[T], method: Any, *arguments: Any) -> T:
     try:
         result: T = await response
     except asyncio.CancelledError as error:
-        if not _own_cancellation():
+        # Ray raises it too where the callee's task was cancelled (2.60).
+        if not own_cancellation():
             raise _given_up(hop) from error
         response.cancel()
         raise
@@ -95,7 +97,7 @@ async def _stream(hop: str, method: Any, request: Any) -> AsyncGenerator[Any, No
             yield item
         finished = True
     except asyncio.CancelledError as error:
-        if not _own_cancellation():
+        if not own_cancellation():
             finished = True
             raise _given_up(hop) from error
         raise
@@ -106,12 +108,6 @@ async def _stream(hop: str, method: Any, request: Any) -> AsyncGenerator[Any, No
         # Left early: by a cancelled task, or by a consumer that has what it wanted.
         if not finished:
             response.cancel()
-
-
-def _own_cancellation() -> bool:
-    """Whether this task is being cancelled. Ray also raises CancelledError where the callee's task was (2.60)."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 def _given_up(hop: str) -> RequestError:

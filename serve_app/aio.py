@@ -26,6 +26,12 @@ def task_count() -> int:
     return len(asyncio.all_tasks())
 
 
+def own_cancellation() -> bool:
+    """Whether a CancelledError in the running task is its own, and not that of something it waits for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
     """Items of all streams as they come. The first error ends the others; so does leaving the loop."""
     if len(streams) == 1:
@@ -72,8 +78,7 @@ async def _pump(stream: AsyncGenerator[T, None], queue: "asyncio.Queue[_Item[T]]
                 await queue.put(_Item(value=item))
         await queue.put(_Item(end=True))
     except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if own_cancellation():
             raise
         await queue.put(_Item(error=error))  # not this task's: something that the stream waits for was cancelled
     except Exception as error:  # noqa: BLE001 - carried over to the consumer, who raises it
