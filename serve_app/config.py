@@ -69,6 +69,8 @@ class GatewaySection(Hop, frozen=True, kw_only=True):
     request_timeout_s: a request's deadline, from arrival to last byte, else 504 (or an error event in a stream).
     max_choices: the most that `n` times the number of prompts may be.
     max_stops: the most stop strings one request may give.
+    admin_key_file: a file whose content is the key that `/insight` asks for; None takes the environment's
+    TOKENLINE_ADMIN_KEY, and without either `/insight` is open to whoever reaches the port.
     """
 
     max_body_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = 4 << 20
@@ -76,6 +78,7 @@ class GatewaySection(Hop, frozen=True, kw_only=True):
     request_timeout_s: Seconds = 600.0
     max_choices: Annotated[int, Meta(ge=1, le=1024)] = 128
     max_stops: Annotated[int, Meta(ge=1, le=64)] = 16
+    admin_key_file: str | None = None
 
 
 class TokenizerSection(Hop, frozen=True, kw_only=True):
@@ -153,6 +156,49 @@ class EngineSection(Hop, frozen=True, kw_only=True):
     sim: SimSection = msgspec.field(default_factory=SimSection)
 
 
+class InsightSection(Section, frozen=True, kw_only=True):
+    """The one process that remembers the latest requests, for `/insight` and `tokenline explain`. Nothing waits for it.
+
+    num_cpus: logical CPUs Ray reserves for it.
+    max_requests: the most requests it remembers, about 2 kB each.
+    window_s: how long it remembers one.
+    """
+
+    num_cpus: Cpus = 0.1
+    max_requests: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    window_s: Annotated[float, Meta(ge=10, le=86_400)] = 900.0
+
+
+class TracingSection(Section, frozen=True, kw_only=True):
+    """OpenTelemetry. What is None here is taken from the standard `OTEL_*` variables.
+
+    endpoint: where spans go, as OTLP: `http://jaeger:4317` (gRPC) or `http://jaeger:4318` (HTTP). Without one here and in
+    OTEL_EXPORTER_OTLP_ENDPOINT no span is made.
+    protocol: `grpc` or `http/protobuf`; None takes OTEL_EXPORTER_OTLP_PROTOCOL, else `grpc`.
+    sample_ratio: share of the traces begun here that are recorded, 0 to 1; a client's `traceparent` decides for its own. None takes
+    OTEL_TRACES_SAMPLER, else all are recorded.
+    capture_content: put prompts and completions on spans. Off, because they are the users'.
+    max_queued_spans: spans that wait for export in one process; more are dropped and counted.
+    """
+
+    endpoint: Annotated[str, Meta(pattern="^https?://")] | None = None
+    protocol: Literal["grpc", "http/protobuf"] | None = None
+    sample_ratio: Annotated[float, Meta(ge=0, le=1)] | None = None
+    capture_content: bool = False
+    max_queued_spans: Annotated[int, Meta(ge=512, le=1_000_000)] = 4096
+
+
+class DelaysSection(Section, frozen=True, kw_only=True):
+    """Deliberate delays, in milliseconds, once per request: to see where they show up. Only with `engine.kind: sim`."""
+
+    template_ms: Annotated[float, Meta(ge=0, le=60_000)] = 0.0
+    encode_ms: Annotated[float, Meta(ge=0, le=60_000)] = 0.0
+    engine_queue_ms: Annotated[float, Meta(ge=0, le=60_000)] = 0.0
+    prefill_ms: Annotated[float, Meta(ge=0, le=60_000)] = 0.0
+    detokenize_ms: Annotated[float, Meta(ge=0, le=60_000)] = 0.0
+    write_ms: Annotated[float, Meta(ge=0, le=60_000)] = 0.0
+
+
 class AppConfig(Section, frozen=True, kw_only=True):
     """Everything the application can be told."""
 
@@ -161,6 +207,9 @@ class AppConfig(Section, frozen=True, kw_only=True):
     tokenizer: TokenizerSection = msgspec.field(default_factory=TokenizerSection)
     engine: EngineSection = msgspec.field(default_factory=EngineSection)
     postprocess: PostprocessSection = msgspec.field(default_factory=PostprocessSection)
+    insight: InsightSection = msgspec.field(default_factory=InsightSection)
+    tracing: TracingSection = msgspec.field(default_factory=TracingSection)
+    delays: DelaysSection = msgspec.field(default_factory=DelaysSection)
 
 
 # Arguments that have a field of their own, or that the token path fixes: given twice they would contradict each other.
@@ -198,6 +247,8 @@ def load(args: Mapping[str, Any]) -> AppConfig:
             raise ConfigError(
                 f"{hop}.max_replicas: {section.max_replicas} is less than {hop}.replicas, {section.replicas}"
             )
+    if config.engine.kind != "sim" and config.delays != DelaysSection():
+        raise ConfigError("delays: only with engine.kind sim")
     for name in config.engine.vllm_args:
         if name in _OWN_VLLM_ARGS:
             raise ConfigError(f"engine.vllm_args.{name}: set {_OWN_VLLM_ARGS[name]} instead")

@@ -3,8 +3,9 @@
 In the order in which a request meets them:
 
     gateway  ──TokenizeRequest──▶  tokenizer  ──Tokenized──▶  gateway
-    gateway  ──GenerateRequest──▶  postprocess  ──ready bytes──▶  gateway
+    gateway  ──GenerateRequest──▶  postprocess  ──ready bytes, Closing──▶  gateway
     postprocess  ──EngineRequest──▶  engine  ──EngineDelta──▶  postprocess
+    every hop  ──HopReport──▶  insight  (once a second, off the path; a gateway's has its ended requests)
 
 Every one of the requests carries a `RequestContext`. Times that end in `_s` are seconds of the wall clock
 (`time.time`), since they are compared on several machines.
@@ -27,12 +28,15 @@ class Message(msgspec.Struct, frozen=True):
 class RequestContext(Message, frozen=True):
     """Who asks, until when, and in which trace.
 
-    `traceparent` is W3C's header, or None outside a trace. `deadline_s` is absolute. Lower `priority` goes first.
+    `traceparent` is W3C's header, or None outside a trace: the span of the hop that sent this. `sent_s` is when it did,
+    so that the time on the way and in Ray's queue belongs to the receiver's queue. `deadline_s` is absolute. Lower
+    `priority` goes first.
     """
 
     request_id: str
     deadline_s: float
     traceparent: str | None = None
+    sent_s: float | None = None
     priority: int = 0
     lane: str = "default"
     tenant: str = "default"
@@ -40,6 +44,26 @@ class RequestContext(Message, frozen=True):
     def remaining_s(self) -> float:
         """Seconds left until the deadline; negative once it has passed."""
         return self.deadline_s - time.time()
+
+    def sent_now(self, traceparent: str | None) -> "RequestContext":
+        """As it goes to the next hop, whose span will be a child of `traceparent`."""
+        return msgspec.structs.replace(self, traceparent=traceparent, sent_s=time.time())
+
+
+class Stage(Message, frozen=True, array_like=True):
+    """A measured part of one request's time; `name` is one of `telemetry/names.py`.
+
+    It lies from `begin_s` to `end_s`. Work that comes in `count` pieces, one per token, is summed: `busy_s` is its sum,
+    `longest_s` its longest piece, and `pieces` where the longest ones lie.
+    """
+
+    name: str
+    begin_s: float
+    end_s: float
+    busy_s: float
+    count: int = 1
+    longest_s: float = 0.0
+    pieces: tuple[tuple[float, float], ...] = ()
 
 
 class ChatMessage(Message, frozen=True):
@@ -85,6 +109,14 @@ class Tokenized(Message, frozen=True):
     context_tokens: int
     vocabulary_size: int
     token_texts: tuple[str, ...] | None = None
+    stages: tuple[Stage, ...] = ()
+
+
+class Detokenized(Message, frozen=True):
+    """The text of ids."""
+
+    text: str
+    stages: tuple[Stage, ...] = ()
 
 
 class Sampling(Message, frozen=True):
@@ -132,6 +164,7 @@ class GenerateRequest(Message, frozen=True):
     stop: tuple[str, ...] = ()
     stream: bool = False
     include_usage: bool = False
+    include_timings: bool = False
     echo_texts: tuple[str | None, ...] | None = None
     discard_output: bool = False
 
@@ -171,7 +204,7 @@ class EngineDelta(Message, frozen=True):
 
     With `finish_reason` set it is the last one. `ends_with_stop_token` says that the last id is the token that ended
     the text (end of sequence or one of `stop_token_ids`) and no part of it. `prompt_logprobs[i]` is for prompt token i
-    and None for the first.
+    and None for the first. `times` come with the first delta and with the last.
     """
 
     token_ids: TokenIds
@@ -183,13 +216,117 @@ class EngineDelta(Message, frozen=True):
     times: EngineTimes | None = None
 
 
+class ChoiceMetrics(Message, frozen=True, array_like=True):
+    """One choice's tokens: how many, when the first and the last were made, and the longest gap between two deltas."""
+
+    tokens: int
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    longest_gap_s: float | None = None
+    finish_reason: FinishReason | None = None
+    stop_string: bool = False
+
+
+class GenerateSummary(Message, frozen=True):
+    """What the hops behind the gateway say of a request at its end, however it ended."""
+
+    stages: tuple[Stage, ...]
+    choices: tuple[ChoiceMetrics, ...]
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Closing(Message, frozen=True):
+    """The last item of a generation's stream: its last bytes (or the whole body), and what there is to say of it."""
+
+    data: bytes
+    summary: GenerateSummary
+
+
+Operation = Literal["chat", "text_completion", "tokenize", "detokenize"]
+
+
+class RequestMetrics(Message, frozen=True):
+    """Everything that was measured of one HTTP request, once it has ended. None is unknown, never zero.
+
+    `arrived_s` to `ended_s` is its wall time at the gateway; `first_write_s` is when the first byte of the response's
+    body was given to the socket. `outcome` and `error` are those of `telemetry/names.py` and `errors.py`.
+    """
+
+    request_id: str
+    operation: Operation
+    model: str
+    stream: bool
+    arrived_s: float
+    ended_s: float
+    status: int
+    outcome: str
+    error: str | None = None
+    trace_id: str | None = None
+    sampled: bool = False
+    tenant: str = "default"
+    lane: str = "default"
+    first_write_s: float | None = None
+    stages: tuple[Stage, ...] = ()
+    choices: tuple[ChoiceMetrics, ...] = ()
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
 class LoadReport(Message, frozen=True):
-    """One engine's load now. `kv_usage` is the used share of its KV blocks, 0 to 1."""
+    """One engine's load now. `kv_usage` is the used share of its KV blocks, 0 to 1.
+
+    The others count from the engine's start: sequences it had to preempt, prompt tokens looked up in the prefix cache
+    and found there.
+    """
 
     running: int
     waiting: int
     kv_usage: float
     kv_blocks: int
+    preemptions: int = 0
+    prefix_queries_tokens: int = 0
+    prefix_hits_tokens: int = 0
+
+
+class GpuReport(Message, frozen=True):
+    """One GPU now: shares 0 to 1 of the last sampling period, memory in bytes; None where it cannot be read.
+
+    `compute` is the share of time in which a kernel ran, `memory_bandwidth` that in which memory was read or written
+    (NVML's two utilization rates). `peak_bytes` and `mean_bytes` are over the samples since the replica started.
+    """
+
+    index: int
+    name: str
+    compute: float | None
+    memory_bandwidth: float | None
+    used_bytes: int | None
+    total_bytes: int | None
+    peak_bytes: int | None
+    mean_bytes: float | None
+
+
+class HopReport(Message, frozen=True):
+    """What one replica says of itself now.
+
+    `in_flight` are the requests it works on, `queued` those that wait inside it. `dropped_spans` and `exported_spans`
+    count from its start, as do `dropped_requests`, which never reached the history. `requests` have ended since the last
+    report (a gateway's).
+    """
+
+    hop: str
+    replica: str
+    reported_s: float
+    in_flight: int
+    queued: int
+    exported_spans: int = 0
+    dropped_spans: int = 0
+    dropped_requests: int = 0
+    load: LoadReport | None = None
+    gpus: tuple[GpuReport, ...] = ()
+    requests: tuple[RequestMetrics, ...] = ()
 
 
 class PathReport(Message, frozen=True):

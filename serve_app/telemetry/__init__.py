@@ -1,0 +1,1 @@
+"""What every process tells of itself and of its requests: names, stages, accounts, spans, metrics, log lines."""
