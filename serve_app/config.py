@@ -172,11 +172,11 @@ class InsightSection(Section, frozen=True, kw_only=True):
 class TracingSection(Section, frozen=True, kw_only=True):
     """OpenTelemetry. What is None here is taken from the standard `OTEL_*` variables.
 
-    endpoint: where spans go, as OTLP: `http://jaeger:4317` (gRPC) or `http://jaeger:4318` (HTTP). Without one here and in
-    OTEL_EXPORTER_OTLP_ENDPOINT no span is made.
+    endpoint: where spans go, as OTLP: `http://jaeger:4317` (gRPC) or `http://jaeger:4318` (HTTP). Without one here and
+    in OTEL_EXPORTER_OTLP_ENDPOINT no span is made.
     protocol: `grpc` or `http/protobuf`; None takes OTEL_EXPORTER_OTLP_PROTOCOL, else `grpc`.
-    sample_ratio: share of the traces begun here that are recorded, 0 to 1; a client's `traceparent` decides for its own. None takes
-    OTEL_TRACES_SAMPLER, else all are recorded.
+    sample_ratio: share of the traces begun here that are recorded, 0 to 1; a client's `traceparent` decides for its
+    own. None takes OTEL_TRACES_SAMPLER, else all are recorded.
     capture_content: put prompts and completions on spans. Off, because they are the users'.
     max_queued_spans: spans that wait for export in one process; more are dropped and counted.
     """

@@ -312,8 +312,8 @@ class HopReport(Message, frozen=True):
     """What one replica says of itself now.
 
     `in_flight` are the requests it works on, `queued` those that wait inside it. `dropped_spans` and `exported_spans`
-    count from its start, as do `dropped_requests`, which never reached the history. `requests` have ended since the last
-    report (a gateway's).
+    count from its start, as do `dropped_requests`, which never reached the history. `requests` have ended since the
+    last report (a gateway's).
     """
 
     hop: str

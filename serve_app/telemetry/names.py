@@ -1,7 +1,8 @@
 """Every name that leaves the process: stages (which are the spans too), span attributes, and where a request belongs.
 
-Attributes that start with `gen_ai.`, `http.`, `url.` and `error.` are OpenTelemetry's; the others are ours. The constants
-of OpenTelemetry's Python package for `gen_ai` are deprecated, so they stand here. Metrics are in `metrics.py`.
+Attributes that start with `gen_ai.`, `http.`, `url.` and `error.` are OpenTelemetry's; the others are ours. The
+constants of OpenTelemetry's Python package for `gen_ai` are deprecated, so they stand here. Metrics are in
+`metrics.py`.
 """
 
 from typing import Literal
