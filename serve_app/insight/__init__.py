@@ -1,0 +1,1 @@
+"""What the latest requests say: where the time went, which layer costs most, and what to do about it."""
