@@ -23,6 +23,7 @@ PREFILL = "prefill"
 KV_TRANSFER = "kv_transfer"
 DECODE = "decode"
 DETOKENIZE = "postprocess.detokenize"
+RENDER = "postprocess.render"
 WRITE = "gateway.write"
 
 # In the order in which a request meets them. Where two overlap, the later one has the time (`account.py`).
@@ -38,6 +39,7 @@ STAGES = (
     KV_TRANSFER,
     DECODE,
     DETOKENIZE,
+    RENDER,
     WRITE,
 )
 # What no stage covers: the way between the hops, and waiting event loops.
