@@ -11,8 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+import msgspec
+
 from serve_app.errors import ConfigError, TokenlineError
 from serve_app.gguf import convert
+from serve_app.insight import fetch
+from serve_app.insight.explain import explain
+from serve_app.insight.report import report
 from serve_app.launch import Service, serving
 from serve_app.local import detached, preflight, servefile
 from serve_app.local.probe import QUESTION, curl_line, sample_chat
@@ -91,6 +96,7 @@ def _run_here(arguments: argparse.Namespace) -> int:
 def _introduce(service: Service, reporter: Reporter) -> None:
     answer = sample_chat(service.url, service.model)
     reporter.say(f"\n{service.model} is served at {service.url}; the log is {service.log}")
+    reporter.say(f"Where the time goes: {service.url}/insight or `tokenline explain`; metrics: {service.metrics_url}")
     reporter.say(f"\n{curl_line(service.url, service.model)}\n\n{QUESTION}\n{answer}\n")
 
 
@@ -113,6 +119,24 @@ def _stop(_: argparse.Namespace) -> int:
     return 0
 
 
+def _explain(arguments: argparse.Namespace) -> int:
+    running = detached.current() if arguments.url is None else None
+    url = arguments.url or (running and running.url) or fetch.DEFAULT_URL
+    key = fetch.admin_key(arguments.key_file)
+    if arguments.id is None:
+        explanation = explain(fetch.latest(url, key, arguments.last))
+    else:
+        explanation = explain(fetch.with_id(url, key, arguments.id), one_by_one=True)
+    _say(msgspec.json.encode(explanation).decode() if arguments.json else report(explanation))
+    return 0
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tokenline", description="Serve language models on Ray Serve.")
     parser.add_argument("--version", action="version", version=f"tokenline {importlib.metadata.version('tokenline')}")
@@ -130,7 +154,19 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="say whether a Serve config file is well-formed")
     check.add_argument("config", type=Path, metavar="CONFIG")
     check.set_defaults(command=_check)
+    _add_explain(commands.add_parser("explain", help="say where the time of the latest requests, or of one, went"))
     return parser
+
+
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", nargs="?", metavar="ID", help="one request: its x-request-id, or its trace's id")
+    parser.add_argument("--last", type=_count, default=200, metavar="N", help="how many of the latest (200)")
+    parser.add_argument("--url", help=f"the service; else the background run's, else {fetch.DEFAULT_URL}")
+    parser.add_argument(
+        "--key-file", type=Path, metavar="FILE", help=f"holds the admin key; else {fetch.KEY_VARIABLE} is it"
+    )
+    parser.add_argument("--json", action="store_true", help="the whole explanation as JSON")
+    parser.set_defaults(command=_explain)
 
 
 def _interrupt(_: int, __: FrameType | None) -> None:

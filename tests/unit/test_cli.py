@@ -1,5 +1,6 @@
 """The command's exit codes and sentences; what it starts is tested elsewhere."""
 
+import json
 import socket
 from pathlib import Path
 
@@ -7,7 +8,9 @@ import pytest
 import yaml
 
 from serve_app import cli
-from serve_app.local import servefile
+from serve_app.insight import fetch
+from serve_app.local import detached, servefile
+from serve_app.messages import RequestMetrics, Stage
 
 
 @pytest.fixture(autouse=True)
@@ -123,3 +126,83 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         cli.main(["--version"])
     assert capsys.readouterr().out.startswith("tokenline ")
+
+
+def request_metrics(request_id: str = "r1") -> RequestMetrics:
+    stages = (Stage("prefill", 1.0, 1.3, 0.3),)
+    return RequestMetrics(request_id, "chat", "m", False, 1.0, 1.4, 200, "ok", stages=stages, prompt_tokens=3)
+
+
+def test_explain_shows_the_latest_requests(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[object] = []
+
+    def latest(*arguments: object) -> tuple[RequestMetrics, ...]:
+        asked.append(arguments)
+        return (request_metrics(),)
+
+    monkeypatch.setattr(fetch, "latest", latest)
+    monkeypatch.setenv("TOKENLINE_ADMIN_KEY", "secret")
+    assert cli.main(["explain", "--last", "7", "--url", "http://h:1"]) == 0
+    assert asked == [("http://h:1", "secret", 7)]
+    assert "the largest part of the wait is prefill, 75%" in capsys.readouterr().out
+
+
+def test_explain_of_an_id_shows_each_request_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[object] = []
+
+    def with_id(*arguments: object) -> tuple[RequestMetrics, ...]:
+        asked.append(arguments)
+        return (request_metrics(), request_metrics())
+
+    monkeypatch.setattr(fetch, "with_id", with_id)
+    (tmp_path / "key").write_text("from-file\n")
+    assert cli.main(["explain", "r1", "--key-file", str(tmp_path / "key")]) == 0
+    assert asked == [(fetch.DEFAULT_URL, "from-file", "r1")]
+    assert capsys.readouterr().out.count("request r1,") == 2
+
+
+def test_explain_asks_the_background_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def latest(url: str, _: str | None, __: int) -> tuple[RequestMetrics, ...]:
+        asked.append(url)
+        return ()
+
+    monkeypatch.setattr(fetch, "latest", latest)
+    monkeypatch.setattr(detached, "current", lambda: detached.State("x", 1, "http://127.0.0.1:8123", ready=True))
+    assert cli.main(["explain"]) == 0
+    monkeypatch.setattr(detached, "current", lambda: detached.State("x", 1))
+    assert cli.main(["explain"]) == 0
+    assert asked == ["http://127.0.0.1:8123", fetch.DEFAULT_URL]
+
+
+def test_explain_as_json_is_the_explanation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fetch, "latest", lambda *_: (request_metrics(),))
+    assert cli.main(["explain", "--json", "--url", "http://h:1"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["dominant"] == "prefill"
+    assert said["buckets"][0]["ttft_s"] is None
+
+
+def test_explain_where_nothing_serves_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert cli.main(["explain", "--url", f"http://127.0.0.1:{port}"]) == 1
+    assert "nothing serves at" in complaint(capsys)
+
+
+@pytest.mark.parametrize("flags", [["--url", "file:///etc/passwd"], ["--key-file", "/no/such/key"]])
+def test_explain_with_a_wrong_flag_is_one_sentence(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", *flags]) == 2
+    complaint(capsys)
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "many"])
+def test_explain_takes_whole_numbers_only(count: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["explain", "--last", count])
+    assert "--last" in capsys.readouterr().err
