@@ -24,11 +24,15 @@ _SEED_FOR_MINUS_ONE = (1 << 62) - 1
 
 
 class VllmEngine:
-    """One vLLM engine. Imports vLLM when it starts, after the environment is set."""
+    """One vLLM engine. Imports vLLM when it starts, after the environment is set.
 
-    def __init__(self, model: ModelSection, engine: EngineSection) -> None:
+    With `export_metrics` vLLM's own metrics are Ray's too (`ray_vllm_…`, see `docs/metrics.md`); only in a Ray process.
+    """
+
+    def __init__(self, model: ModelSection, engine: EngineSection, export_metrics: bool = False) -> None:
         self._model = model
         self._config = engine
+        self._export_metrics = export_metrics
         self._llm: Any = None
         self._stats = _LastStats()
 
@@ -44,9 +48,17 @@ class VllmEngine:
         if unknown:
             raise ConfigError(f"engine.vllm_args.{unknown[0]}: vLLM has no such engine argument")
         try:
-            self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[self._stats.logger])
+            self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=self._stat_loggers())
         except ValueError as error:  # vLLM's pydantic and its own checks both raise this for wrong arguments
             raise ConfigError(f"engine: vLLM refuses the configuration: {error}") from error
+
+    def _stat_loggers(self) -> list[Any]:
+        """Ray's takes the place of vLLM's Prometheus logger, which nothing here would serve."""
+        if not self._export_metrics:
+            return [self._stats.logger]
+        from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger  # noqa: PLC0415
+
+        return [self._stats.logger, RayPrometheusStatLogger]
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         """See `Engine.generate`."""
@@ -89,11 +101,19 @@ class VllmEngine:
 
 
 class _LastStats:
-    """What vLLM's scheduler said of itself last: after every step, and when the last request has gone."""
+    """What vLLM's scheduler said of itself last: after every step, and when the last request has gone.
+
+    Its counts are those of one step and are summed here; emptying the prefix cache does not reset them (vLLM 0.32,
+    `KVCacheManager.make_prefix_cache_stats`, `IterationStats`). The prefix cache's are in tokens, of a request's first
+    lookup only; a preemption is told with the next token of the request that suffered it.
+    """
 
     def __init__(self) -> None:
         self._scheduler: Any = None
         self._vllm_config: Any = None
+        self._preemptions = 0
+        self._prefix_queries_tokens = 0
+        self._prefix_hits_tokens = 0
 
     def logger(self, vllm_config: Any, engine_index: int = 0) -> Any:
         """Factory that vLLM calls once per engine; returns a `StatLoggerBase`."""
@@ -109,14 +129,23 @@ class _LastStats:
             def record(
                 self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
             ) -> None:
-                if scheduler_stats is not None:
-                    last._scheduler = scheduler_stats
+                last.take(scheduler_stats, iteration_stats)
 
             def log_engine_initialized(self) -> None: ...
 
         return Recorder()
 
+    def take(self, scheduler_stats: Any, iteration_stats: Any) -> None:
+        """One step's `SchedulerStats` and `IterationStats`; None is no news."""
+        if scheduler_stats is not None:
+            self._scheduler = scheduler_stats
+            self._prefix_queries_tokens += scheduler_stats.prefix_cache_stats.queries
+            self._prefix_hits_tokens += scheduler_stats.prefix_cache_stats.hits
+        if iteration_stats is not None:
+            self._preemptions += iteration_stats.num_preempted_reqs
+
     def report(self) -> LoadReport:
+        """The engine's load; before its first step it has none."""
         blocks = self._vllm_config.cache_config.num_gpu_blocks or 0
         if self._scheduler is None:
             return LoadReport(running=0, waiting=0, kv_usage=0.0, kv_blocks=blocks)
@@ -125,6 +154,9 @@ class _LastStats:
             waiting=self._scheduler.num_waiting_reqs + self._scheduler.num_skipped_waiting_reqs,
             kv_usage=self._scheduler.kv_cache_usage,
             kv_blocks=blocks,
+            preemptions=self._preemptions,
+            prefix_queries_tokens=self._prefix_queries_tokens,
+            prefix_hits_tokens=self._prefix_hits_tokens,
         )
 
 

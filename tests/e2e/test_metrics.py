@@ -1,0 +1,176 @@
+"""The running application's metrics as a real Prometheus has them: all that a machine without GPU can have."""
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from prometheus import Prometheus, prometheus
+
+from deployments.meter import exported_name
+from serve_app.launch import Service
+from serve_app.telemetry import names
+from serve_app.telemetry.metric_table import METRICS
+
+pytestmark = pytest.mark.timeout(600)
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+# A report of Ray's (10 s), a scrape, and Prometheus' own start.
+LIMIT_S = 60.0
+STRANGER = "no-such-model-4711"
+# Counters whose cause does not occur here: no prefix cache is simulated, nobody takes spans, nothing is lost.
+STAY_AT_ZERO = {
+    "tokenline_cached_prompt_tokens",
+    "tokenline_engine_preemptions",
+    "tokenline_engine_prefix_query_tokens",
+    "tokenline_engine_prefix_hit_tokens",
+    "tokenline_exported_spans",
+    "tokenline_dropped_spans",
+    "tokenline_dropped_requests",
+}
+HERE = [name for name in METRICS if not name.startswith("tokenline_gpu_") and name not in STAY_AT_ZERO]
+CHAT = 'gen_ai_operation_name="chat"'
+OK = f'{CHAT},outcome="ok"'
+
+
+@dataclass
+class Sent:
+    """What the client sent and got."""
+
+    streams: int = 0
+    wholes: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def answered(self) -> int:
+        return self.streams + self.wholes
+
+    def add(self, usage: openai.types.CompletionUsage) -> None:
+        self.prompt_tokens += usage.prompt_tokens
+        self.completion_tokens += usage.completion_tokens
+
+
+@pytest.fixture(scope="module")
+def sent(sim_service: Service) -> Sent:
+    """Chats short and long, streamed and whole, and one for a model that is not served."""
+    sent = Sent()
+    begun_s = time.monotonic()
+    with openai.OpenAI(base_url=f"{sim_service.url}/v1", api_key="none", max_retries=0) as client:
+        for text in ("hello", "hello again", "word " * 300, "word " * 1500):
+            body = {
+                "model": sim_service.model,
+                "messages": [{"role": "user", "content": text}],
+                "max_tokens": 8,
+                "extra_body": {"ignore_eos": True},
+            }
+            for chunk in client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}):
+                if chunk.usage is not None:
+                    sent.add(chunk.usage)
+            sent.streams += 1
+            sent.add(client.chat.completions.create(**body).usage)
+            sent.wholes += 1
+        sent.seconds = time.monotonic() - begun_s
+        with pytest.raises(openai.NotFoundError):
+            client.chat.completions.create(model=STRANGER, messages=[{"role": "user", "content": "hello"}])
+    return sent
+
+
+@pytest.fixture(scope="module")
+def metrics(sim_service: Service, sent: Sent) -> Iterator[Prometheus]:
+    """Prometheus, once it has all of `sent`."""
+    with prometheus(sim_service.metrics_url) as server:
+        everything = sent.answered + 1
+        server.wait(
+            f"sum(ray_tokenline_requests_total{{{CHAT}}})",
+            lambda answer: bool(answer) and answer[0].value == everything,
+            LIMIT_S,
+        )
+        server.wait("count(ray_tokenline_in_flight)", lambda answer: bool(answer) and answer[0].value == 4, LIMIT_S)
+        yield server
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_each_metric_is_there_with_its_kind_and_its_labels(metrics: Prometheus, name: str) -> None:
+    metric = METRICS[name]
+    series = exported_name(metric) + ("_count" if metric.kind == "histogram" else "")
+    assert metrics.kind(exported_name(metric)) == metric.kind
+    # Empty without an error, which Prometheus reads as absent.
+    always = set(metric.labels) - {"error_type"}
+    assert metrics.labels(series) >= always | {"deployment", "replica", "application"}
+
+
+def test_what_did_not_happen_and_gpus_that_are_not_there_have_no_series(metrics: Prometheus) -> None:
+    there = metrics.names()
+    for name, metric in METRICS.items():
+        if name not in HERE:
+            assert exported_name(metric) not in there
+
+
+def test_requests_and_tokens_are_counted_exactly(metrics: Prometheus, sent: Sent) -> None:
+    def total(metric: str, labels: str) -> float | None:
+        return metrics.value(f"sum({metric}{{{labels}}})")
+
+    assert total("ray_tokenline_requests_total", OK) == sent.answered
+    assert total("ray_tokenline_requests_total", f'{OK},kind="stream"') == sent.streams
+    assert total("ray_tokenline_requests_total", f'{OK},kind="whole"') == sent.wholes
+    assert total("ray_tokenline_prompt_tokens_total", CHAT) == sent.prompt_tokens
+    assert total("ray_tokenline_completion_tokens_total", CHAT) == sent.completion_tokens
+    assert total("ray_gen_ai_server_request_duration_seconds_count", CHAT) == sent.answered + 1
+    assert total("ray_gen_ai_server_time_to_first_token_seconds_count", OK) == sent.answered
+    assert total("ray_gen_ai_server_time_per_output_token_seconds_count", OK) == sent.answered
+
+
+def test_requests_are_told_apart_by_the_length_of_their_prompt(metrics: Prometheus) -> None:
+    found = metrics.query(f"sum by (length) (ray_tokenline_requests_total{{{OK}}})")
+    assert {one.labels["length"]: one.value for one in found} == {"short": 4, "medium": 2, "long": 2}
+
+
+def test_an_error_is_counted_under_its_code_and_no_text_of_a_client_is_a_label(
+    metrics: Prometheus, sim_service: Service
+) -> None:
+    (error,) = metrics.query("sum by (error_type, outcome, model) (ray_tokenline_errors_total)")
+    assert error.labels == {"error_type": "model_not_found", "outcome": "invalid", "model": "unknown"}
+    assert error.value == 1
+    durations = metrics.query('ray_gen_ai_server_request_duration_seconds_count{error_type!=""}')
+    assert [(one.labels["error_type"], one.value) for one in durations] == [("model_not_found", 1)]
+    assert STRANGER not in httpx.get(sim_service.metrics_url, timeout=10).text
+
+
+def test_the_stages_are_those_of_a_chat_and_their_time_is_within_the_clients(metrics: Prometheus, sent: Sent) -> None:
+    seconds = {
+        one.labels["hop"]: one.value
+        for one in metrics.query(f"sum by (hop) (ray_tokenline_stage_seconds_total{{{OK}}})")
+    }
+    assert set(seconds) <= {*names.STAGES, names.UNACCOUNTED}
+    assert set(seconds) >= {names.TEMPLATE, names.ENCODE, names.PREFILL, names.DECODE, names.DETOKENIZE, names.WRITE}
+    assert 0 < sum(seconds.values()) <= sent.seconds
+
+
+def test_each_hop_reports_its_load(metrics: Prometheus) -> None:
+    hops = {"gateway", "tokenizer", "postprocess", "engine"}
+    for name in ("ray_tokenline_in_flight", "ray_tokenline_queued"):
+        assert {one.labels["hop"]: one.labels["deployment"] for one in metrics.query(name)} == {
+            hop: hop for hop in hops
+        }
+    assert metrics.value("ray_tokenline_engine_kv_blocks") == 8192
+    assert metrics.value("ray_tokenline_engine_kv_usage") == 0
+
+
+def test_a_percentile_can_be_asked_for_by_length(metrics: Prometheus) -> None:
+    buckets = f"sum by (le, length) (ray_gen_ai_server_time_to_first_token_seconds_bucket{{{OK}}})"
+    found = metrics.query(f"histogram_quantile(0.95, {buckets})")
+    assert {one.labels["length"] for one in found} == {"short", "medium", "long"}
+    assert all(0 < one.value < 10 for one in found)
+
+
+def test_prometheus_takes_every_query_of_the_docs(metrics: Prometheus) -> None:
+    queries = re.findall(r"```promql\n(.*?)```", DOCS.read_text(), flags=re.DOTALL)
+    assert len(queries) >= 6
+    for query in queries:
+        metrics.query(query)
