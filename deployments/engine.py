@@ -1,23 +1,34 @@
-"""The engine's replica: one engine, every request bounded by its deadline, unhealthy when the engine is dead."""
+"""The engine's replica: one engine, unhealthy when that is dead."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
-from serve_app.aio import task_count, until
+from ray.serve.handle import DeploymentHandle
+
+from deployments.replica import ReplicaTelemetry
+from serve_app.aio import task_count
 from serve_app.config import AppConfig
+from serve_app.engine.gpu import GpuSampler
 from serve_app.engine.protocol import Engine
-from serve_app.messages import EngineDelta, EngineRequest, PathReport
+from serve_app.engine.service import EngineService
+from serve_app.messages import EngineDelta, EngineRequest, HopReport, PathReport
 
 
 class EngineDeployment:
     """See `serve_app/engine/`. `__init__` loads the model, so a replica that has started can serve."""
 
-    async def __init__(self, config: AppConfig) -> None:  # type: ignore[misc]  # Ray Serve awaits it
+    async def __init__(self, config: AppConfig, insight: DeploymentHandle[Any]) -> None:  # type: ignore[misc]  # Ray Serve awaits it
+        self._telemetry = ReplicaTelemetry(config, "engine", insight)
         self._engine = build_engine(config)
         await self._engine.start()
+        self._service = EngineService(self._engine, self._telemetry.tracing)
+        self._gpus = GpuSampler()
+        self._telemetry.begin(self._report)
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
-        async with aclosing(until(request.context.deadline_s, self._engine.generate(request))) as deltas:
+        async with aclosing(self._service.generate(request)) as deltas:
             async for delta in deltas:
                 yield delta
 
@@ -28,9 +39,15 @@ class EngineDeployment:
         """Ray Serve calls this; an exception has the replica replaced."""
         await self._engine.load()
 
+    async def _report(self) -> HopReport:
+        load = await self._engine.load()
+        gpus = await asyncio.to_thread(self._gpus.sample)
+        return self._telemetry.report(self._service.in_flight, load.waiting, load, gpus)
+
     async def __del__(self) -> None:
         """Ray Serve awaits this when the replica is shut down."""
         await self._engine.stop()
+        await self._telemetry.end()
 
 
 def build_engine(config: AppConfig) -> Engine:
@@ -39,7 +56,8 @@ def build_engine(config: AppConfig) -> Engine:
         from serve_app.engine.sim_engine import SimEngine  # noqa: PLC0415
         from serve_app.vocabulary import Vocabulary, load_tokenizer  # noqa: PLC0415
 
-        return SimEngine(config.engine.sim, Vocabulary(load_tokenizer(config.model)).size)
+        vocabulary_size = Vocabulary(load_tokenizer(config.model)).size
+        return SimEngine(config.engine.sim, vocabulary_size, delays=config.delays)
     from serve_app.engine.vllm_engine import VllmEngine  # noqa: PLC0415
 
-    return VllmEngine(config.model, config.engine)
+    return VllmEngine(config.model, config.engine, export_metrics=True)

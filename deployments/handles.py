@@ -15,11 +15,15 @@ from ray.serve.handle import DeploymentHandle
 from serve_app.aio import own_cancellation
 from serve_app.errors import EngineDied, HopUnavailable, Overloaded, RequestError
 from serve_app.messages import (
+    Closing,
+    Detokenized,
     EngineDelta,
     EngineRequest,
     GenerateRequest,
+    HopReport,
     PathReport,
     RequestContext,
+    RequestMetrics,
     TokenIds,
     Tokenized,
     TokenizeRequest,
@@ -41,8 +45,8 @@ class TokenizerHandle:
     async def tokenize(self, request: TokenizeRequest) -> Tokenized:
         return await _unary("tokenizer", Tokenized, self._tokenize, request)
 
-    async def detokenize(self, context: RequestContext, ids: TokenIds) -> str:
-        return await _unary("tokenizer", str, self._detokenize, context, ids)
+    async def detokenize(self, context: RequestContext, ids: TokenIds) -> Detokenized:
+        return await _unary("tokenizer", Detokenized, self._detokenize, context, ids)
 
 
 class PostprocessHandle:
@@ -52,7 +56,7 @@ class PostprocessHandle:
         self._generate = handle.options(stream=True).generate
         self._report = handle.report
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[bytes, None]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[bytes | Closing, None]:
         return _stream("postprocess", self._generate, request)
 
     async def report(self) -> PathReport:
@@ -71,6 +75,24 @@ class EngineHandle:
 
     async def report(self) -> PathReport:
         return await _unary("engine", PathReport, self._report)
+
+
+class InsightHandle:
+    """See `InsightClient` in `serve_app/insight/service.py`."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._report = handle.report
+        self._view = handle.view
+        self._requests = handle.requests
+
+    async def report(self, report: HopReport) -> None:
+        await _unary("insight", type(None), self._report, report)
+
+    async def view(self) -> bytes:
+        return await _unary("insight", bytes, self._view)
+
+    async def requests(self, last: int | None, request_id: str | None) -> tuple[RequestMetrics, ...]:
+        return await _unary("insight", tuple[RequestMetrics, ...], self._requests, last, request_id)
 
 
 async def _unary(hop: str, returns: type[T], method: Any, *arguments: Any) -> T:

@@ -68,6 +68,7 @@ def _start(order: Order, events: BinaryIO, stop: threading.Event) -> None:
         object_store_memory=_OBJECT_STORE_BYTES,
         namespace="serve",
         _temp_dir=order.temp_dir,
+        _metrics_export_port=order.metrics_port,
     )
     # `ray.init` has put its own handler in place, which would skip the shutdown below.
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

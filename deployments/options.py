@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from serve_app.config import EngineSection, Hop
+from serve_app.config import EngineSection, Hop, InsightSection
 
 # Seconds between the checks that find a dead engine; Ray Serve's own 10 s is long to send requests to one.
 _ENGINE_HEALTH_CHECK_PERIOD_S = 2.0
@@ -25,6 +25,16 @@ def hop_options(name: str, hop: Hop) -> dict[str, Any]:
             "max_replicas": hop.max_replicas,
             "target_ongoing_requests": min(hop.target_ongoing_requests, hop.max_ongoing_requests),
         }
+    }
+
+
+def insight_options(insight: InsightSection) -> dict[str, Any]:
+    """One replica, since a second would know only half of the requests."""
+    return {
+        "name": "insight",
+        "num_replicas": 1,
+        "max_ongoing_requests": 256,
+        "ray_actor_options": {"num_cpus": insight.num_cpus},
     }
 
 

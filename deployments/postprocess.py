@@ -7,8 +7,10 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from deployments.handles import EngineHandle
+from deployments.replica import ReplicaTelemetry
 from serve_app.config import AppConfig
-from serve_app.messages import GenerateRequest, PathReport
+from serve_app.delays import choice_type
+from serve_app.messages import Closing, GenerateRequest, HopReport, PathReport
 from serve_app.postprocess.service import PostprocessService
 from serve_app.vocabulary import Vocabulary, load_tokenizer
 
@@ -16,15 +18,29 @@ from serve_app.vocabulary import Vocabulary, load_tokenizer
 class PostprocessDeployment:
     """See `serve_app/postprocess/`."""
 
-    def __init__(self, config: AppConfig, engine: DeploymentHandle[Any]) -> None:
-        self._service = PostprocessService(Vocabulary(load_tokenizer(config.model)), EngineHandle(engine))
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
+        self, config: AppConfig, engine: DeploymentHandle[Any], insight: DeploymentHandle[Any]
+    ) -> None:
+        self._telemetry = ReplicaTelemetry(config, "postprocess", insight)
+        vocabulary = Vocabulary(load_tokenizer(config.model))
+        self._service = PostprocessService(
+            vocabulary, EngineHandle(engine), self._telemetry.tracing, choice_type(config.delays)
+        )
+        self._telemetry.begin(self._report)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[bytes, None]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[bytes | Closing, None]:
         # Closed explicitly: a generator that is only dropped would abort its engine request when the collector gets to
         # it.
-        async with aclosing(self._service.generate(request)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        async with aclosing(self._service.generate(request)) as items:
+            async for item in items:
+                yield item
 
     async def report(self) -> PathReport:
         return await self._service.report()
+
+    async def _report(self) -> HopReport:
+        return self._telemetry.report(self._service.in_flight, queued=0)
+
+    async def __del__(self) -> None:
+        """Ray Serve awaits this when the replica is shut down."""
+        await self._telemetry.end()

@@ -10,19 +10,24 @@ from ray.serve import Application
 
 from deployments.engine import EngineDeployment
 from deployments.gateway import GatewayDeployment
-from deployments.options import engine_options, hop_options
+from deployments.insight import InsightDeployment
+from deployments.options import engine_options, hop_options, insight_options
 from deployments.postprocess import PostprocessDeployment
 from deployments.tokenizer import TokenizerDeployment
 from serve_app.config import load
 
 
 def build_app(args: dict[str, Any]) -> Application:
-    """gateway → tokenizer, and gateway → postprocess → engine. Raises ConfigError that names the key."""
+    """gateway → tokenizer, and gateway → postprocess → engine; each reports to insight. Raises ConfigError that names
+    the key."""
     config = load(args)
-    engine = serve.deployment(EngineDeployment, **engine_options(config.engine)).bind(config)
+    insight = serve.deployment(InsightDeployment, **insight_options(config.insight)).bind(config)
+    engine = serve.deployment(EngineDeployment, **engine_options(config.engine)).bind(config, insight)
     postprocess = serve.deployment(PostprocessDeployment, **hop_options("postprocess", config.postprocess)).bind(
-        config, engine
+        config, engine, insight
     )
-    tokenizer = serve.deployment(TokenizerDeployment, **hop_options("tokenizer", config.tokenizer)).bind(config)
+    tokenizer = serve.deployment(TokenizerDeployment, **hop_options("tokenizer", config.tokenizer)).bind(
+        config, insight
+    )
     gateway = serve.deployment(serve.ingress()(GatewayDeployment), **hop_options("gateway", config.gateway))
-    return gateway.bind(config, tokenizer, postprocess)
+    return gateway.bind(config, tokenizer, postprocess, insight)

@@ -189,7 +189,15 @@ class TracingSection(Section, frozen=True, kw_only=True):
 
 
 class DelaysSection(Section, frozen=True, kw_only=True):
-    """Deliberate delays, in milliseconds, once per request: to see where they show up. Only with `engine.kind: sim`."""
+    """Deliberate delays, in milliseconds, once per request: to see where they show up. Only with `engine.kind: sim`.
+
+    template_ms: before the chat template is rendered.
+    encode_ms: before the prompt is encoded.
+    engine_queue_ms: before the engine queues the request.
+    prefill_ms: added to the prefill.
+    detokenize_ms: before the first token becomes text.
+    write_ms: before the first byte of the response's body is written.
+    """
 
     template_ms: Annotated[float, Meta(ge=0, le=60_000)] = 0.0
     encode_ms: Annotated[float, Meta(ge=0, le=60_000)] = 0.0

@@ -6,6 +6,7 @@
         ├── InvalidRequest        400  a field is wrong; `param` names it
         │   ├── UnsupportedField  400  a field this server does not serve, refused rather than ignored
         │   └── ContextTooLong    400  prompt plus max_tokens do not fit the model's context
+        ├── Unauthorized          401  the key is missing or wrong
         ├── ModelNotFound         404
         ├── RouteNotFound         404
         ├── MethodNotAllowed      405
@@ -73,6 +74,12 @@ class ContextTooLong(InvalidRequest):
     """Prompt plus max_tokens exceed the model's context; the message has both counts."""
 
     code = "context_length_exceeded"
+
+
+class Unauthorized(RequestError):
+    """What was asked for needs a key, which is missing or wrong."""
+
+    status, type, code = 401, "authentication_error", "invalid_api_key"
 
 
 class ModelNotFound(RequestError):

@@ -49,6 +49,7 @@ class LaunchFailed(TokenlineError):
 class Service:
     """A service that is ready.
 
+    metrics_url: what Prometheus scrapes.
     log: what Ray and the replicas wrote; unless it was put elsewhere it goes when the run ends well.
     wait: never returns; raises LaunchFailed once the service has ended by itself. A deployment that turns unhealthy is
     only reported: Ray Serve replaces its replicas.
@@ -58,6 +59,7 @@ class Service:
     model: str
     run_id: str
     pid: int
+    metrics_url: str
     log: Path
     wait: Callable[[], None] = field(repr=False)
 
@@ -104,6 +106,7 @@ class Run:
         self._report = reporter
         self._run_id = run_id
         self._folder = environment.new_folder()
+        (self._metrics_port,) = ports.free_ports(1)
         self._log = log or self._folder / "serve.log"
         self._events: queue.Queue[Event] = queue.Queue()
         self._child: subprocess.Popen[bytes] | None = None
@@ -122,7 +125,10 @@ class Run:
         while not is_ready(url):
             self._step(deadline, _READY_POLL_S)
         self._report.done("warm-up")
-        return Service(url, self._file.model_name, self._run_id, self._child.pid, self._log, self._watch)
+        # On every interface of the machine (Ray 2.60), this one among them.
+        metrics_url = f"http://127.0.0.1:{self._metrics_port}/metrics"
+        model = self._file.model_name
+        return Service(url, model, self._run_id, self._child.pid, metrics_url, self._log, self._watch)
 
     def stop(self) -> None:
         """End every process of the run within about 10 s; a second Ctrl-C cuts the wait short."""
@@ -149,7 +155,8 @@ class Run:
     def _spawn(self) -> "subprocess.Popen[bytes]":
         order = self._folder / "order.json"
         cpus = environment.logical_cpus(self._file.config)
-        order.write_bytes(msgspec.json.encode(Order(self._file.content, cpus, str(self._folder), self._run_id)))
+        content = Order(self._file.content, cpus, str(self._folder), self._run_id, self._metrics_port)
+        order.write_bytes(msgspec.json.encode(content))
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             child = subprocess.Popen(

@@ -45,6 +45,11 @@ class RequestContext(Message, frozen=True):
         """Seconds left until the deadline; negative once it has passed."""
         return self.deadline_s - time.time()
 
+    @property
+    def trace_id(self) -> str | None:
+        """32 hexadecimal digits, None outside a trace."""
+        return self.traceparent.split("-")[1] if self.traceparent else None
+
     def sent_now(self, traceparent: str | None) -> "RequestContext":
         """As it goes to the next hop, whose span will be a child of `traceparent`."""
         return msgspec.structs.replace(self, traceparent=traceparent, sent_s=time.time())

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
-from serve_app.config import SimSection
+from serve_app.config import DelaysSection, SimSection
 from serve_app.errors import EngineDied, InvalidRequest
 from serve_app.messages import EngineDelta, EngineRequest, EngineTimes, LoadReport, TokenLogprob
 
@@ -33,8 +33,11 @@ class _Sequence:
 class SimEngine:
     """See `Engine`. `vocabulary_size` bounds the ids it makes up, which begin at `first_id` (past the special ones)."""
 
-    def __init__(self, config: SimSection, vocabulary_size: int, first_id: int = 32) -> None:
+    def __init__(
+        self, config: SimSection, vocabulary_size: int, first_id: int = 32, delays: DelaysSection | None = None
+    ) -> None:
         self._config = config
+        self._delays = delays or DelaysSection()
         self._ids = range(first_id, vocabulary_size)
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
@@ -74,6 +77,8 @@ class SimEngine:
                 f"The request needs {blocks} KV blocks and the engine has {self._config.kv_blocks}.", "max_tokens"
             )
         sequence = _Sequence(request, blocks, zlib.crc32(repr((request.prompt_ids, request.sampling.seed)).encode()))
+        if self._delays.engine_queue_ms:
+            await asyncio.sleep(self._delays.engine_queue_ms / 1000)
         self._waiting.append(sequence)
         self._wake.set()
         try:
@@ -118,7 +123,8 @@ class SimEngine:
             self._running.append(sequence)
             self._free_blocks -= sequence.blocks
             sequence.scheduled_s = time.time()
-            await asyncio.sleep(len(sequence.request.prompt_ids) / self._config.prefill_tokens_per_s)
+            prefill_s = len(sequence.request.prompt_ids) / self._config.prefill_tokens_per_s
+            await asyncio.sleep(prefill_s + self._delays.prefill_ms / 1000)
 
     def _step(self, sequence: _Sequence) -> None:
         config, request, made = self._config, sequence.request, sequence.generated
@@ -147,7 +153,7 @@ class SimEngine:
                 logprobs=None if wanted is None else (_logprob(token_id, wanted, self._ids.stop),),
                 prompt_logprobs=self._prompt_logprobs(request) if made == 0 else None,
                 times=EngineTimes(sequence.queued_s, sequence.scheduled_s, sequence.first_token_s, now)
-                if ends or last
+                if ends or last or made == 0
                 else None,
             )
         )

@@ -68,6 +68,7 @@ class Inbound:
     stream: bool
     include_usage: bool
     echo: bool
+    include_timings: bool = False
 
     @property
     def discards_output(self) -> bool:
@@ -117,6 +118,7 @@ class Inbound:
             stop=self.stop,
             stream=self.stream,
             include_usage=self.include_usage,
+            include_timings=self.include_timings,
             echo_texts=echo_texts if self.echo else None,
             discard_output=self.discards_output,
         )

@@ -13,6 +13,7 @@ from serve_app.aio import task_count
 from serve_app.config import AppConfig
 from serve_app.errors import NotReady
 from serve_app.gateway.inbound import from_chat
+from serve_app.gateway.recording import Recording
 from serve_app.gateway.schema import ChatBody, MessageBody
 from serve_app.messages import PathReport, RequestContext
 from serve_app.path import Hops, answer
@@ -38,9 +39,12 @@ class Readiness:
         body = ChatBody(model=self._config.model.name, messages=[MessageBody(role="user", content="Hi")], max_tokens=2)
         inbound = from_chat(body, self._config.gateway)
         while not self._warm:
-            context = RequestContext(f"warm-up-{uuid.uuid4().hex}", time.time() + _WARM_UP_DEADLINE_S)
+            now_s, request_id = time.time(), f"warm-up-{uuid.uuid4().hex}"
+            context = RequestContext(request_id, now_s + _WARM_UP_DEADLINE_S)
+            # Nobody's request: it is in no trace, and its recording goes nowhere.
+            recording = Recording(request_id, "chat", self._config.model.name, now_s)
             try:
-                async with aclosing(answer(inbound, context, self._hops)) as chunks:
+                async with aclosing(answer(inbound, context, self._hops, recording)) as chunks:
                     async for _ in chunks:
                         pass
                 self._warm = True

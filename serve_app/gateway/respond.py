@@ -10,11 +10,22 @@ import logging
 import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from serve_app.errors import DeadlineExceeded, InternalError, RequestError, as_request_error, body, sse_event
+from serve_app.errors import (
+    DeadlineExceeded,
+    InternalError,
+    RequestError,
+    Unauthorized,
+    as_request_error,
+    body,
+    sse_event,
+)
+from serve_app.gateway.recording import Recording
 from serve_app.messages import RequestContext
 
 logger = logging.getLogger(__name__)
@@ -36,7 +47,15 @@ def error_response(error: RequestError) -> Response:
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = 'Basic realm="tokenline", charset="UTF-8"'
     return Response(body(error), error.status, headers, media_type="application/json")
+
+
+def with_timings(data: bytes, timings: dict[str, Any]) -> bytes:
+    """The timings as a last field of the JSON object that `data`, a body or SSE events, ends with."""
+    head, brace, tail = data.rpartition(b"}")
+    return head + b',"timings":' + msgspec.json.encode(timings) + brace + tail
 
 
 def translate(error: BaseException, request_id: str) -> RequestError:
@@ -54,10 +73,13 @@ class GeneratedResponse:
     request in every hop.
     """
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None], sse: bool, context: RequestContext) -> None:
+    def __init__(
+        self, chunks: AsyncGenerator[bytes, None], sse: bool, context: RequestContext, recording: Recording
+    ) -> None:
         self._chunks = chunks
         self._sse = sse
         self._context = context
+        self._recording = recording
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,12 +94,16 @@ class GeneratedResponse:
             for task in (writing, gone):
                 task.cancel()
             left = gone.done()
+            if left:
+                self._recording.leave()
             results = await asyncio.gather(writing, gone, return_exceptions=True)
         if isinstance(results[0], Exception):
             raise results[0]
         if not self._started and not left and isinstance(results[0], asyncio.CancelledError):
             # The stream neither gave anything nor kept its deadline.
-            await error_response(DeadlineExceeded("The request's deadline passed."))(scope, receive, send)
+            late = DeadlineExceeded("The request's deadline passed.")
+            self._recording.fail(late)
+            await error_response(late)(scope, receive, send)
 
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -89,6 +115,7 @@ class GeneratedResponse:
                     await send({"type": "http.response.body", "body": chunk, "more_body": self._sse})
         except Exception as error:  # noqa: BLE001 - the translation: nothing may pass it untold
             known = translate(error, self._context.request_id)
+            self._recording.fail(known)
             if not self._started:
                 await error_response(known)(scope, receive, send)
                 return

@@ -91,5 +91,5 @@ def logical_cpus(config: AppConfig | None) -> int:
     if config is None:
         return present
     hops = (config.gateway, config.tokenizer, config.postprocess, config.engine)
-    reserved = sum(hop.num_cpus * (hop.max_replicas or hop.replicas) for hop in hops)
+    reserved = sum(hop.num_cpus * (hop.max_replicas or hop.replicas) for hop in hops) + config.insight.num_cpus
     return max(present, math.ceil(reserved))

@@ -15,12 +15,14 @@ class Order(msgspec.Struct, frozen=True):
     num_cpus: logical CPUs that Ray is told it has.
     temp_dir: Ray's folder for sockets and logs; its path must be short.
     run_id: the tag that every process carries.
+    metrics_port: where Ray serves this machine's metrics to Prometheus.
     """
 
     content: dict[str, Any]
     num_cpus: int
     temp_dir: str
     run_id: str
+    metrics_port: int
 
 
 class Event(msgspec.Struct, frozen=True):

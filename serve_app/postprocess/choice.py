@@ -44,6 +44,11 @@ class Choice:
         self._sent = 0  # characters given out
         self._waiting: deque[tuple[int, int, TokenLogprob]] = deque()  # (begin, end, logprob) of tokens not given out
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended it."""
+        return self._matcher.stopped
+
     def push(self, delta: EngineDelta) -> Update:
         """Takes the engine's next tokens. After an update with a finish reason nothing more may be pushed."""
         pieces = []

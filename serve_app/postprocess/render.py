@@ -65,8 +65,8 @@ class Renderer(Protocol):
     def chunk(self, index: int, update: Update, echo: Echo | None, first: bool) -> bytes:
         """One SSE event; `first` for the first of its choice, which alone has an echo."""
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        """The SSE event that carries the usage and no choice."""
+    def usage_chunk(self, usage: Usage | None) -> bytes:
+        """The SSE event that carries the usage, where one is given, and no choice."""
 
     def body(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
         """The whole JSON response."""
@@ -101,8 +101,9 @@ class _Envelope:
     def _event(self, choice: dict[str, Any]) -> bytes:
         return b"data: " + _encode(self._chunk_fields | {"choices": [choice]} | self._null_usage) + b"\n\n"
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        return b"data: " + _encode(self._chunk_fields | {"choices": [], "usage": usage.fields()}) + b"\n\n"
+    def usage_chunk(self, usage: Usage | None) -> bytes:
+        fields = {} if usage is None else {"usage": usage.fields()}
+        return b"data: " + _encode(self._chunk_fields | {"choices": []} | fields) + b"\n\n"
 
     def _whole(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
         return _encode(self._body_fields | {"choices": choices, "usage": usage.fields()})

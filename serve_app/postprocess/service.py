@@ -5,6 +5,7 @@ Ray.
 """
 
 import contextlib
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
@@ -13,9 +14,14 @@ import msgspec
 
 from serve_app.aio import merge, task_count
 from serve_app.errors import EngineDied
-from serve_app.messages import EngineDelta, EngineRequest, GenerateRequest, PathReport, engine_request_ids
-from serve_app.postprocess.choice import Choice, ScoredToken, Update
-from serve_app.postprocess.render import DONE, Echo, FinishedChoice, Renderer, Usage, renderer_for
+from serve_app.messages import Closing, EngineDelta, EngineRequest, GenerateRequest, PathReport, engine_request_ids
+from serve_app.postprocess.choice import Choice, Update
+from serve_app.postprocess.job import Job
+from serve_app.postprocess.render import Echo, renderer_for
+from serve_app.postprocess.run import Run
+from serve_app.telemetry.hop import hop_span
+from serve_app.telemetry.names import POSTPROCESS
+from serve_app.telemetry.tracing import HopSpan, Tracing
 from serve_app.vocabulary import Vocabulary
 
 
@@ -45,59 +51,59 @@ class EngineClient(Protocol):
         """The load of one engine replica, with its tasks."""
 
 
-class _Run:
-    """A choice while it runs, with the engine request that feeds it."""
-
-    def __init__(self, choice: Choice, engine_request: EngineRequest, echo_text: str | None) -> None:
-        self.choice = choice
-        self.engine_request = engine_request
-        self.echo_text = echo_text
-        self.cached_tokens = 0
-        self.text: list[str] = []
-        self.scored: list[ScoredToken] = []
-        self.sent_any = False
-
-    def echo(self, delta: EngineDelta) -> Echo | None:
-        """What stands ahead of the completion, known with the first delta."""
-        if self.echo_text is None:
-            return None
-        ids = self.engine_request.prompt_ids
-        return Echo(self.echo_text, tuple(zip(ids, delta.prompt_logprobs or (), strict=False)))
-
-
 class PostprocessService:
-    """The hop's work. One instance serves many requests at once."""
+    """The hop's work. One instance serves many requests at once; `in_flight` is how many now."""
 
-    def __init__(self, vocabulary: Vocabulary, engine: EngineClient) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, engine: EngineClient, tracing: Tracing, choice_type: type[Choice] = Choice
+    ) -> None:
         self._vocabulary = vocabulary
         self._engine = engine
+        self._tracing = tracing
+        self._choice_type = choice_type
+        self.in_flight = 0
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[bytes, None]:
-        """SSE events ending in `[DONE]`, or one JSON body if the request does not stream. Raises RequestError."""
-        runs = self._runs(request)
-        renderer = renderer_for(request, self._vocabulary)
-        chunks = self._chunks(request, runs, renderer) if request.stream else self._body(request, runs, renderer)
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                yield chunk
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[bytes | Closing, None]:
+        """SSE events ending in `[DONE]`, or one JSON body if the request does not stream. Raises RequestError.
+
+        The last item is a `Closing`, also ahead of an error.
+        """
+        begun_s = time.time()
+        self.in_flight += 1
+        try:
+            with hop_span(self._tracing, POSTPROCESS, request.context) as span:
+                runs, renderer = self._runs(request, span), renderer_for(request, self._vocabulary)
+                job = Job(request, runs, renderer, begun_s, keep_text=self._tracing.capture_content and span.sampled)
+                try:
+                    async with aclosing(self._stream(job)) as items:
+                        async for item in items:
+                            yield item
+                except Exception:
+                    yield job.closing()
+                    raise
+                finally:
+                    job.describe(span)
+        finally:
+            self.in_flight -= 1
 
     async def report(self) -> PathReport:
         """For the readiness probe."""
         return (await self._engine.report()).with_tasks("postprocess", task_count())
 
-    def _runs(self, request: GenerateRequest) -> list[_Run]:
+    def _runs(self, request: GenerateRequest, span: HopSpan) -> list[Run]:
         count = len(request.prompt_ids) * request.n
+        context = request.context.sent_now(span.traceparent)
         runs = []
-        for index, engine_id in enumerate(engine_request_ids(request.context.request_id, count)):
+        for index, engine_id in enumerate(engine_request_ids(context.request_id, count)):
             prompt, number = divmod(index, request.n)
             sampling = request.sampling
             if sampling.seed is not None and request.n > 1:
                 # As vLLM does for n > 1: each choice of a prompt has a seed of its own, or all would be the same.
                 sampling = msgspec.structs.replace(sampling, seed=_nth_seed(sampling.seed, number))
             ids = request.prompt_ids[prompt]
-            engine_request = EngineRequest(request.context, engine_id, ids, request.max_tokens[prompt], sampling)
-            choice = Choice(index, self._vocabulary, ids, request.stop, sampling)
-            runs.append(_Run(choice, engine_request, self._echo_text(request, prompt)))
+            engine_request = EngineRequest(context, engine_id, ids, request.max_tokens[prompt], sampling)
+            choice = self._choice_type(index, self._vocabulary, ids, request.stop, sampling)
+            runs.append(Run(choice, engine_request, self._echo_text(request, prompt)))
         return runs
 
     def _echo_text(self, request: GenerateRequest, prompt: int) -> str | None:
@@ -106,17 +112,15 @@ class PostprocessService:
         text = request.echo_texts[prompt]
         return self._vocabulary.decode(request.prompt_ids[prompt]) if text is None else text
 
-    async def _updates(
-        self, request: GenerateRequest, run: _Run
-    ) -> AsyncGenerator[tuple[_Run, Update, Echo | None], None]:
+    async def _updates(self, job: Job, run: Run) -> AsyncGenerator[tuple[Run, Update, Echo | None], None]:
         """One choice's updates. A stop string first closes the engine's stream, which aborts the request there."""
-        first = True
         async with aclosing(self._engine.generate(run.engine_request)) as deltas:
             async for delta in deltas:
-                run.cached_tokens = max(run.cached_tokens, delta.cached_tokens)
-                echo = run.echo(delta) if first else None
-                first = False
-                update = _DISCARDED if request.discard_output else run.choice.push(delta)
+                now_s = time.time()
+                echo = run.arrived(delta, now_s)
+                update = _DISCARDED if job.request.discard_output else run.choice.push(delta)
+                run.finish_reason = update.finish_reason
+                job.detokenizing.add(now_s, time.time())
                 if update.finish_reason is None:
                     yield run, update, echo
                     continue
@@ -127,42 +131,15 @@ class PostprocessService:
                 return
         raise EngineDied("The engine ended the stream before the request was done.")
 
-    async def _chunks(
-        self, request: GenerateRequest, runs: list[_Run], renderer: Renderer
-    ) -> AsyncGenerator[bytes, None]:
-        async with aclosing(merge([self._updates(request, run) for run in runs])) as updates:
+    async def _stream(self, job: Job) -> AsyncGenerator[bytes | Closing, None]:
+        async with aclosing(merge([self._updates(job, run) for run in job.runs])) as updates:
             async for run, update, echo in updates:
-                nothing_new = not update.text and not update.scored and update.finish_reason is None and echo is None
-                if nothing_new and run.sent_any:
-                    continue
-                first, run.sent_any = not run.sent_any, True
-                yield renderer.chunk(run.choice.index, update, echo, first)
-        closing = renderer.usage_chunk(self._usage(request, runs)) if request.include_usage else b""
-        yield closing + DONE
+                if not job.request.stream or job.keep_text:
+                    run.collect(update)
+                if job.request.stream and not (run.sent_any and _says_nothing(update, echo)):
+                    yield job.chunk(run, update, echo)
+        yield job.last_item()
 
-    async def _body(
-        self, request: GenerateRequest, runs: list[_Run], renderer: Renderer
-    ) -> AsyncGenerator[bytes, None]:
-        finished: dict[int, FinishedChoice] = {}
-        echoes: dict[int, Echo] = {}
-        async with aclosing(merge([self._updates(request, run) for run in runs])) as updates:
-            async for run, update, echo in updates:
-                index = run.choice.index
-                if echo is not None:
-                    echoes[index] = echo
-                run.text.append(update.text)
-                run.scored.extend(update.scored)
-                if update.finish_reason is not None:
-                    text = "".join(run.text)
-                    finished[index] = FinishedChoice(
-                        index, text, tuple(run.scored), update.finish_reason, echoes.get(index)
-                    )
-        yield renderer.body([finished[run.choice.index] for run in runs], self._usage(request, runs))
 
-    @staticmethod
-    def _usage(request: GenerateRequest, runs: list[_Run]) -> Usage:
-        return Usage(
-            prompt_tokens=sum(map(len, request.prompt_ids)),
-            completion_tokens=sum(run.choice.generated for run in runs),
-            cached_tokens=sum(run.cached_tokens for run in runs[:: request.n]),
-        )
+def _says_nothing(update: Update, echo: Echo | None) -> bool:
+    return not update.text and not update.scored and update.finish_reason is None and echo is None

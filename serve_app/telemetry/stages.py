@@ -3,7 +3,8 @@
 import heapq
 import time
 
-from serve_app.messages import RequestContext, Stage
+from serve_app.messages import EngineTimes, RequestContext, Stage
+from serve_app.telemetry.names import DECODE, ENGINE_QUEUE, PREFILL
 
 # Pieces of summed work whose place is kept; of shorter ones only the sum.
 _KEPT_PIECES = 16
@@ -83,3 +84,16 @@ def aligned(stages: tuple[Stage, ...], sent_s: float, received_s: float) -> tupl
         return Stage(one.name, begin_s, end_s, busy_s, one.count, longest_s, pieces)
 
     return tuple(move(one) for one in stages)
+
+
+def engine_stages(context: RequestContext, times: EngineTimes | None, ended_s: float) -> tuple[Stage, ...]:
+    """The engine's phases of one choice that was given to it with `context` and ended, whole or not, at `ended_s`.
+
+    A phase whose begin is not known did not happen as far as anybody knows: its time stays with the phase before it.
+    """
+    times = times or EngineTimes()
+    sent_s = ended_s if context.sent_s is None else context.sent_s
+    edges = [(ENGINE_QUEUE, sent_s), (PREFILL, times.scheduled_s), (DECODE, times.first_token_s)]
+    begun = [(name, begin_s) for name, begin_s in edges if begin_s is not None]
+    ends = [begin_s for _, begin_s in begun[1:]] + [times.last_token_s or ended_s]
+    return tuple(stage(name, begin_s, end_s) for (name, begin_s), end_s in zip(begun, ends, strict=True))

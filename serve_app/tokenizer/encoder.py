@@ -3,10 +3,13 @@
 Plain functions of text: no asyncio, no Ray. Runs in threads of the tokenizer hop (`service.py`), which bounds its time.
 """
 
+import time
 from typing import Any
 
 from serve_app.errors import ContextTooLong, InvalidRequest
-from serve_app.messages import ChatMessage, TokenIds, Tokenized, TokenizeRequest
+from serve_app.messages import ChatMessage, Detokenized, Stage, TokenIds, Tokenized, TokenizeRequest
+from serve_app.telemetry.names import ENCODE, TEMPLATE
+from serve_app.telemetry.stages import stage
 from serve_app.vocabulary import Vocabulary
 
 
@@ -27,8 +30,11 @@ class PromptEncoder:
 
     def encode(self, request: TokenizeRequest) -> Tokenized:
         """Ids of all prompts, each checked to fit. Raises InvalidRequest or ContextTooLong."""
+        begun_s = time.time()
+        stages: list[Stage] = []
         if request.messages is not None:
             text = self._render(request.messages, request.add_generation_prompt)
+            stages.append(stage(TEMPLATE, begun_s))
             prompts = [self._encode_text(text, "messages", False, request.truncate_prompt_tokens)]
         else:
             prompts = [self._prompt_ids(prompt, request) for prompt in request.prompts or ()]
@@ -43,13 +49,15 @@ class PromptEncoder:
             context_tokens=self._context_tokens,
             vocabulary_size=self._vocabulary.size,
             token_texts=None if texts is None else tuple(texts),
+            stages=(*stages, stage(ENCODE, stages[0].end_s if stages else begun_s)),
         )
 
-    def decode(self, ids: TokenIds) -> str:
+    def decode(self, ids: TokenIds) -> Detokenized:
         """The text of `ids`, special tokens included. Raises InvalidRequest for an id outside the vocabulary."""
+        begun_s = time.time()
         self._check_ids(ids, "tokens")
         text: str = self._backend.decode(list(ids), skip_special_tokens=False)
-        return text
+        return Detokenized(text, (stage(ENCODE, begun_s),))
 
     def _render(self, messages: tuple[ChatMessage, ...], add_generation_prompt: bool) -> str:
         turns = [

@@ -4,15 +4,22 @@ Each item has a time limit and fails alone. Knows nothing of Ray.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import msgspec
+
 from serve_app.errors import DeadlineExceeded
-from serve_app.messages import RequestContext, TokenIds, Tokenized, TokenizeRequest
+from serve_app.messages import Detokenized, RequestContext, TokenIds, Tokenized, TokenizeRequest
+from serve_app.telemetry.hop import hop_span
+from serve_app.telemetry.names import TOKENIZER, TOKENIZER_QUEUE
+from serve_app.telemetry.stages import queue_stage
+from serve_app.telemetry.tracing import Tracing
 from serve_app.tokenizer.encoder import PromptEncoder
 
-T = TypeVar("T")
+T = TypeVar("T", Tokenized, Detokenized)
 
 # Longer texts take more than about 50 ms (2 MB/s, measured on one core).
 _LONG_CHARACTERS = 100_000
@@ -21,8 +28,11 @@ _LONG_CHARACTERS = 100_000
 class TokenizerService:
     """`threads` items at once, `item_timeout_s` seconds for each from the moment it starts."""
 
-    def __init__(self, encoder: PromptEncoder, threads: int, item_timeout_s: float) -> None:
+    def __init__(self, encoder: PromptEncoder, threads: int, item_timeout_s: float, tracing: Tracing) -> None:
         self._encoder = encoder
+        self._tracing = tracing
+        self.in_flight = 0  # items, those that wait for a thread included
+        self.queued = 0  # items that wait for a thread
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
         self._free = asyncio.Semaphore(threads)
         # Of long texts one at a time: side by side they would hold every thread for seconds, and short ones would wait.
@@ -34,12 +44,32 @@ class TokenizerService:
         lane = [self._long, self._free] if request.characters() > _LONG_CHARACTERS else [self._free]
         return await self._run(request.context, lane, lambda: self._encoder.encode(request))
 
-    async def detokenize(self, context: RequestContext, ids: TokenIds) -> str:
+    async def detokenize(self, context: RequestContext, ids: TokenIds) -> Detokenized:
         """The text of `ids`. Raises RequestError."""
         return await self._run(context, [self._free], lambda: self._encoder.decode(ids))
 
     async def _run(self, context: RequestContext, places: list[asyncio.Semaphore], work: Callable[[], T]) -> T:
-        item = await self._start(context, places, work)
+        """The work's result, with the stages of its way through this hop."""
+        self.in_flight += 1
+        try:
+            with hop_span(self._tracing, TOKENIZER, context) as span:
+                finished: tuple[float, T] = await self._finish(context, places, work)
+                begun_s, result = finished
+                stages = (queue_stage(TOKENIZER_QUEUE, context, begun_s), *result.stages)
+                span.stages(stages)
+                return msgspec.structs.replace(result, stages=stages)
+        finally:
+            self.in_flight -= 1
+
+    async def _finish(
+        self, context: RequestContext, places: list[asyncio.Semaphore], work: Callable[[], T]
+    ) -> tuple[float, T]:
+        """When a thread began on the work, and its result."""
+
+        def timed() -> tuple[float, T]:
+            return time.time(), work()
+
+        item: asyncio.Future[tuple[float, T]] = await self._start(context, places, timed)
         limit_s = min(self._item_timeout_s, context.remaining_s())
         try:
             return await asyncio.wait_for(asyncio.shield(item), limit_s)
@@ -47,10 +77,11 @@ class TokenizerService:
             raise DeadlineExceeded(f"Tokenizing this request takes longer than its limit of {limit_s:.1f} s.") from None
 
     async def _start(
-        self, context: RequestContext, places: list[asyncio.Semaphore], work: Callable[[], T]
-    ) -> asyncio.Future[T]:
+        self, context: RequestContext, places: list[asyncio.Semaphore], work: Callable[[], tuple[float, T]]
+    ) -> asyncio.Future[tuple[float, T]]:
         """Begins the work once every place is free, or raises DeadlineExceeded without beginning it."""
         taken: list[asyncio.Semaphore] = []
+        self.queued += 1
         try:
             async with asyncio.timeout(context.remaining_s()):
                 for place in places:
@@ -64,6 +95,8 @@ class TokenizerService:
             if isinstance(error, TimeoutError):
                 raise DeadlineExceeded("The request's deadline passed while it waited for the tokenizer.") from None
             raise
+        finally:
+            self.queued -= 1
         # A thread cannot be stopped: its places are given back when it has finished, not when its caller gave up.
         item.add_done_callback(lambda done: _give_back(taken, done))
         return item
@@ -74,7 +107,7 @@ def _release(places: list[asyncio.Semaphore]) -> None:
         place.release()
 
 
-def _give_back(places: list[asyncio.Semaphore], item: asyncio.Future[T]) -> None:
+def _give_back(places: list[asyncio.Semaphore], item: asyncio.Future[tuple[float, T]]) -> None:
     _release(places)
     if not item.cancelled():
         item.exception()  # marks it as seen, where its caller has left

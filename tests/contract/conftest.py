@@ -9,11 +9,13 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+import httpx
+import msgspec
 import openai
 import pytest
 import uvicorn
@@ -21,13 +23,30 @@ import uvicorn
 from serve_app import config as configuration
 from serve_app.aio import task_count
 from serve_app.config import AppConfig
+from serve_app.delays import choice_type, slow_tokenizer, slow_writes
+from serve_app.engine.service import EngineService
 from serve_app.engine.sim_engine import SimEngine
+from serve_app.gateway.observe import Telemetry
 from serve_app.gateway.readiness import Readiness
-from serve_app.gateway.server import build_asgi
-from serve_app.messages import EngineDelta, EngineRequest, LoadReport, PathReport, RequestContext, TokenizeRequest
+from serve_app.gateway.server import Gateway
+from serve_app.insight.service import InsightService
+from serve_app.messages import (
+    EngineDelta,
+    EngineRequest,
+    HopReport,
+    LoadReport,
+    PathReport,
+    RequestContext,
+    RequestMetrics,
+    TokenizeRequest,
+)
 from serve_app.model import EMBEDDED, context_tokens
 from serve_app.path import Hops
 from serve_app.postprocess.service import PostprocessService
+from serve_app.telemetry.metrics import Observation
+from serve_app.telemetry.outbox import Outbox
+from serve_app.telemetry.reporting import Reporting
+from serve_app.telemetry.tracing import Tracing, start
 from serve_app.tokenizer.encoder import PromptEncoder
 from serve_app.tokenizer.service import TokenizerService
 from serve_app.vocabulary import Vocabulary, load_tokenizer
@@ -44,8 +63,9 @@ FAST = {"step_ms": 1.0, "step_ms_per_sequence": 0.0, "prefill_tokens_per_s": 1e9
 class WatchedEngine:
     """The simulated engine, and what tests wait for: `seen` has every request, `idle` is set while none is open."""
 
-    def __init__(self, engine: SimEngine) -> None:
+    def __init__(self, engine: SimEngine, tracing: Tracing) -> None:
         self.engine = engine
+        self.service = EngineService(engine, tracing)
         self.seen: list[EngineRequest] = []
         self.idle = asyncio.Event()
         self.idle.set()
@@ -70,7 +90,7 @@ class WatchedEngine:
         self.idle.clear()
         self._tell()
         try:
-            async with aclosing(self.engine.generate(request)) as deltas:
+            async with aclosing(self.service.generate(request)) as deltas:
                 async for delta in deltas:
                     yield delta
         finally:
@@ -85,13 +105,25 @@ class WatchedEngine:
         return PathReport(await self.engine.load(), {"engine": task_count()})
 
 
+class Observed:
+    """A meter that keeps everything."""
+
+    def __init__(self) -> None:
+        self.observations: list[Observation] = []
+
+    def record(self, observations: Sequence[Observation]) -> None:
+        self.observations.extend(observations)
+
+
 class Service:
     """A running path. `run` awaits something on the server's own event loop."""
 
     def __init__(self, config: AppConfig, tokenizer: Any, vocabulary: Vocabulary) -> None:
         self.config = config
         self.vocabulary = vocabulary
-        self.encoder = PromptEncoder(tokenizer, context_tokens(config.model))
+        self.encoder = PromptEncoder(slow_tokenizer(tokenizer, config.delays), context_tokens(config.model))
+        self.tracings: dict[str, Tracing] = {}
+        self.meter = Observed()
         self.watched: WatchedEngine
         self.loop: asyncio.AbstractEventLoop
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -116,6 +148,17 @@ class Service:
         """The text's token ids."""
         request = TokenizeRequest(RequestContext("ids", time.time() + 60), prompts=(text,), add_special_tokens=False)
         return self.encoder.encode(request).prompt_ids[0]
+
+    def report(self) -> None:
+        """What each replica does once a second."""
+        self.run(self._reporting.once())
+
+    def requests(self, **query: Any) -> tuple[RequestMetrics, ...]:
+        """What `/insight/requests` says now."""
+        self.report()
+        answer = httpx.get(f"{self.url}/insight/requests", params=query)
+        assert answer.status_code == 200, answer.text
+        return msgspec.json.decode(answer.content, type=tuple[RequestMetrics, ...])
 
     def load(self) -> LoadReport:
         """The engine's load now."""
@@ -150,20 +193,26 @@ class Service:
 
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
-        engine = SimEngine(self.config.engine.sim, self.vocabulary.size)
+        config, hop = self.config, self._hop
+        engine = SimEngine(config.engine.sim, self.vocabulary.size, delays=config.delays)
         await engine.start()
-        self.watched = WatchedEngine(engine)
+        self.watched = WatchedEngine(engine, hop("engine"))
+        settings = config.tokenizer
+        postprocess = PostprocessService(self.vocabulary, self.watched, hop("postprocess"), choice_type(config.delays))
         hops = Hops(
-            TokenizerService(self.encoder, self.config.tokenizer.threads, self.config.tokenizer.item_timeout_s),
-            PostprocessService(self.vocabulary, self.watched),
+            TokenizerService(self.encoder, settings.threads, settings.item_timeout_s, hop("tokenizer")), postprocess
         )
+        insight = InsightService(config.insight)
+        telemetry = Telemetry(hop("gateway"), Outbox(), insight)
         readiness = Readiness(self.config, hops)
         if self.config.engine.sim.fail_after_tokens is None and self.config.engine.sim.stall_after_tokens is None:
             await readiness.warm_up()
         else:
             readiness._warm = True  # a faulty engine answers no warm-up
         self.watched.seen.clear()
-        app = build_asgi(self.config, hops, readiness)
+        gateway = Gateway(config, hops, readiness, telemetry)
+        self._reporting = Reporting(self._sample, telemetry.outbox, MODEL, self.meter, insight)
+        app = slow_writes(gateway, config.delays)
         self._server = uvicorn.Server(
             uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=2)
         )
@@ -172,6 +221,19 @@ class Service:
             await self._server.serve(sockets=[self._socket])
         finally:
             await engine.stop()
+            for tracing in self.tracings.values():
+                await asyncio.to_thread(tracing.shutdown)
+
+    def _hop(self, name: str) -> Tracing:
+        """A tracer per hop, as each has in a process of its own."""
+        self.tracings[name] = start(self.config.tracing, name, f"{name}-0", MODEL)
+        return self.tracings[name]
+
+    async def _sample(self) -> HopReport:
+        load = await self.watched.load()
+        dropped = sum(tracing.dropped_spans for tracing in self.tracings.values())
+        exported = sum(tracing.exported_spans for tracing in self.tracings.values())
+        return HopReport("gateway", "all-0", time.time(), 0, 0, exported, dropped, load=load)
 
 
 def _client_options(url: str) -> dict[str, Any]:

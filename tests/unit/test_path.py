@@ -10,9 +10,22 @@ import pytest
 from serve_app.config import GatewaySection
 from serve_app.errors import DeadlineExceeded
 from serve_app.gateway.inbound import Inbound, from_completion
+from serve_app.gateway.recording import Recording
 from serve_app.gateway.schema import CompletionBody
-from serve_app.messages import GenerateRequest, PathReport, RequestContext, TokenIds, Tokenized, TokenizeRequest
+from serve_app.messages import (
+    Detokenized,
+    GenerateRequest,
+    PathReport,
+    RequestContext,
+    TokenIds,
+    Tokenized,
+    TokenizeRequest,
+)
 from serve_app.path import Hops, answer
+
+
+def recording() -> Recording:
+    return Recording("id", "chat", "m", time.time())
 
 
 class FakeTokenizer:
@@ -24,7 +37,7 @@ class FakeTokenizer:
             await asyncio.Event().wait()
         return Tokenized(((1,),), (16,), 100, 50)
 
-    async def detokenize(self, context: RequestContext, ids: TokenIds) -> str:
+    async def detokenize(self, context: RequestContext, ids: TokenIds) -> Detokenized:
         raise NotImplementedError
 
 
@@ -50,7 +63,10 @@ def inbound() -> Inbound:
 
 async def test_a_tokenizer_that_never_answers_ends_at_the_deadline(inbound: Inbound) -> None:
     stream = answer(
-        inbound, RequestContext("id", time.time() + 0.05), Hops(FakeTokenizer(hangs=True), FakePostprocess())
+        inbound,
+        RequestContext("id", time.time() + 0.05),
+        Hops(FakeTokenizer(hangs=True), FakePostprocess()),
+        recording(),
     )
     with pytest.raises(DeadlineExceeded):
         await asyncio.wait_for(anext(stream), 5)
@@ -58,7 +74,7 @@ async def test_a_tokenizer_that_never_answers_ends_at_the_deadline(inbound: Inbo
 
 async def test_an_engine_that_goes_silent_ends_at_the_deadline_and_is_closed(inbound: Inbound) -> None:
     postprocess = FakePostprocess()
-    stream = answer(inbound, RequestContext("id", time.time() + 0.2), Hops(FakeTokenizer(), postprocess))
+    stream = answer(inbound, RequestContext("id", time.time() + 0.2), Hops(FakeTokenizer(), postprocess), recording())
     assert await anext(stream) == b"first"
     with pytest.raises(DeadlineExceeded):
         await asyncio.wait_for(anext(stream), 5)
@@ -67,7 +83,7 @@ async def test_an_engine_that_goes_silent_ends_at_the_deadline_and_is_closed(inb
 
 async def test_closing_the_answer_closes_the_postprocessor_before_it_returns(inbound: Inbound) -> None:
     postprocess = FakePostprocess()
-    stream = answer(inbound, RequestContext("id", time.time() + 60), Hops(FakeTokenizer(), postprocess))
+    stream = answer(inbound, RequestContext("id", time.time() + 60), Hops(FakeTokenizer(), postprocess), recording())
     assert await anext(stream) == b"first"
     await stream.aclose()
     assert postprocess.closed

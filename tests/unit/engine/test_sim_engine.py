@@ -131,9 +131,10 @@ def test_the_prompts_log_probabilities_come_with_the_first_delta_where_they_were
     assert all(delta.prompt_logprobs is None for delta in others)
 
 
-def test_the_last_delta_says_when_the_engine_did_what(ask: Any, with_engine: Any) -> None:
-    *others, last = with_engine(lambda engine: collect(engine.generate(ask())))
+def test_the_first_and_the_last_delta_say_when_the_engine_did_what(ask: Any, with_engine: Any) -> None:
+    first, *others, last = with_engine(lambda engine: collect(engine.generate(ask())))
     assert all(delta.times is None for delta in others)
+    assert first.times.first_token_s == first.times.last_token_s == last.times.first_token_s
     times = last.times
     assert times.queued_s <= times.scheduled_s <= times.first_token_s <= times.last_token_s
 

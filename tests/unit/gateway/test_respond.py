@@ -9,6 +9,7 @@ import pytest
 
 from serve_app.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from serve_app.gateway import respond
+from serve_app.gateway.recording import Recording
 from serve_app.gateway.respond import GeneratedResponse, error_response
 from serve_app.messages import RequestContext
 
@@ -60,7 +61,8 @@ class Stream:
 
 
 async def respond_to(client: Client, stream: Stream, sse: bool, context: RequestContext = CONTEXT) -> None:
-    await GeneratedResponse(stream.run(), sse, context)({"type": "http"}, client.receive, client.send)
+    recording = Recording(context.request_id, "chat", "m", time.time())
+    await GeneratedResponse(stream.run(), sse, context, recording)({"type": "http"}, client.receive, client.send)
 
 
 async def test_a_stream_is_sent_as_it_is_and_ended() -> None:

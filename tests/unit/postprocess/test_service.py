@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from serve_app.config import TracingSection
 from serve_app.errors import EngineDied, InvalidRequest
 from serve_app.messages import (
+    Closing,
     EngineDelta,
     EngineRequest,
     GenerateRequest,
@@ -21,10 +23,12 @@ from serve_app.messages import (
     TokenLogprob,
 )
 from serve_app.postprocess.service import PostprocessService
+from serve_app.telemetry.tracing import start
 from serve_app.vocabulary import Vocabulary
 
 CHAT, COMPLETION = RequestKind.CHAT, RequestKind.COMPLETION
 BOTH = pytest.mark.parametrize("kind", [CHAT, COMPLETION])
+UNTRACED = start(TracingSection(), "postprocess", "test", "m")
 ENDLESS = [EngineDelta((97,)) for _ in range(10_000)]
 REPORT = PathReport(LoadReport(running=1, waiting=2, kv_usage=0.5, kv_blocks=10), {"engine": 3})
 
@@ -65,6 +69,11 @@ class ScriptedEngine:
         return REPORT
 
 
+def bytes_of(item: bytes | Closing) -> bytes:
+    """What the client gets of an item."""
+    return item.data if isinstance(item, Closing) else item
+
+
 def said(text: str, reason: Any = "stop", size: int = 1, **last: Any) -> list[EngineDelta]:
     """The text byte by byte, or in larger deltas, then the end-of-sequence token."""
     raw = text.encode()
@@ -95,7 +104,9 @@ def answer(byte_vocabulary: Vocabulary, run_virtual: Any) -> Any:
 
     def run(engine: ScriptedEngine, request: GenerateRequest) -> list[bytes]:
         async def main() -> list[bytes]:
-            return [chunk async for chunk in PostprocessService(byte_vocabulary, engine).generate(request)]
+            return [
+                bytes_of(item) async for item in PostprocessService(byte_vocabulary, engine, UNTRACED).generate(request)
+            ]
 
         return run_virtual(main())
 
@@ -175,7 +186,8 @@ def test_every_choice_is_a_request_of_its_own_to_the_engine(ask: Any, answer: An
         ("r1-2", b"one", 11),
         ("r1-3", b"one", 11),
     ]
-    assert all(r.context == context for r in engine.requests)
+    assert all(r.context.sent_s is not None for r in engine.requests)
+    assert all(msgspec.structs.replace(r.context, sent_s=None) == context for r in engine.requests)
     assert all(r.sampling == Sampling(temperature=0.5, min_tokens=3) for r in engine.requests)
 
 
@@ -218,7 +230,7 @@ def test_the_engines_stream_is_closed_before_the_chunk_with_the_stop_string_is_s
 ) -> None:
     async def main() -> None:
         engine = ScriptedEngine([*said("go STOP")[:-1], *ENDLESS], [None])
-        stream = PostprocessService(byte_vocabulary, engine).generate(ask(n=n, stop=("STOP",), stream=True))
+        stream = PostprocessService(byte_vocabulary, engine, UNTRACED).generate(ask(n=n, stop=("STOP",), stream=True))
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
                 if b'"finish_reason":"stop"' in chunk:
@@ -267,7 +279,9 @@ def test_closing_the_response_closes_every_engine_stream(
 ) -> None:
     async def main() -> None:
         engine = ScriptedEngine([EngineDelta((97,)), None])
-        async with aclosing(PostprocessService(byte_vocabulary, engine).generate(ask(n=n, stream=True))) as chunks:
+        async with aclosing(
+            PostprocessService(byte_vocabulary, engine, UNTRACED).generate(ask(n=n, stream=True))
+        ) as chunks:
             for _ in range(n):
                 await anext(chunks)
             assert engine.closed == [False] * n
@@ -286,7 +300,7 @@ def test_cancelling_the_caller_closes_every_engine_stream(
         engine = ScriptedEngine([EngineDelta((97,)), None])
 
         async def read() -> None:
-            async for _ in PostprocessService(byte_vocabulary, engine).generate(ask(n=n, stream=stream)):
+            async for _ in PostprocessService(byte_vocabulary, engine, UNTRACED).generate(ask(n=n, stream=stream)):
                 pass
 
         reader = asyncio.create_task(read())
@@ -305,7 +319,7 @@ def test_nothing_is_asked_of_the_engine_before_the_response_is_read(
 ) -> None:
     async def main() -> None:
         engine = ScriptedEngine([None])
-        stream = PostprocessService(byte_vocabulary, engine).generate(ask(n=2, stream=True))
+        stream = PostprocessService(byte_vocabulary, engine, UNTRACED).generate(ask(n=2, stream=True))
         await asyncio.sleep(0)
         assert engine.requests == []
         await stream.aclose()
@@ -326,7 +340,7 @@ def test_the_role_goes_out_with_the_engines_first_delta_even_without_text(
 ) -> None:
     async def main() -> None:
         engine = ScriptedEngine([EngineDelta((0xE9,)), None])
-        async with aclosing(PostprocessService(byte_vocabulary, engine).generate(ask(stream=True))) as chunks:
+        async with aclosing(PostprocessService(byte_vocabulary, engine, UNTRACED).generate(ask(stream=True))) as chunks:
             assert b'"role":"assistant"' in await anext(chunks)
 
     run_virtual(main())
@@ -344,7 +358,7 @@ def test_text_goes_out_as_soon_as_the_engine_has_given_it(
     async def main() -> None:
         engine = ScriptedEngine([EngineDelta((97,)), None])
         request = ask(COMPLETION, stream=True, stop=("b",))
-        async with aclosing(PostprocessService(byte_vocabulary, engine).generate(request)) as chunks:
+        async with aclosing(PostprocessService(byte_vocabulary, engine, UNTRACED).generate(request)) as chunks:
             assert b'"text":"a"' in await anext(chunks)
 
     run_virtual(main())
@@ -477,7 +491,7 @@ def test_log_probabilities_of_a_chat_cover_the_text_exactly(ask: Any, answer: An
 
 
 def test_the_report_is_the_engines_with_the_tasks_of_this_hop(byte_vocabulary: Vocabulary, run_virtual: Any) -> None:
-    report = run_virtual(PostprocessService(byte_vocabulary, ScriptedEngine()).report())
+    report = run_virtual(PostprocessService(byte_vocabulary, ScriptedEngine(), UNTRACED).report())
     assert report == PathReport(REPORT.engine, {"engine": 3, "postprocess": 1})
 
 
@@ -494,7 +508,7 @@ def test_an_engine_stream_that_says_it_is_done_is_read_to_its_own_end(
                     yield delta
                 ended.append(request.engine_request_id)
 
-        async for _ in PostprocessService(byte_vocabulary, Ending()).generate(ask(n=2, stream=stream)):
+        async for _ in PostprocessService(byte_vocabulary, Ending(), UNTRACED).generate(ask(n=2, stream=stream)):
             pass
         assert sorted(ended) == ["r1-0", "r1-1"]
 
@@ -504,10 +518,10 @@ def test_an_engine_stream_that_says_it_is_done_is_read_to_its_own_end(
 def test_one_service_serves_many_requests_at_once(ask: Any, byte_vocabulary: Vocabulary, run_virtual: Any) -> None:
     async def main() -> None:
         engine = ScriptedEngine(*([1, *said(f"answer {number}")] for number in range(50)))
-        service = PostprocessService(byte_vocabulary, engine)
+        service = PostprocessService(byte_vocabulary, engine, UNTRACED)
 
         async def one() -> list[bytes]:
-            return [chunk async for chunk in service.generate(ask(stream=True))]
+            return [bytes_of(item) async for item in service.generate(ask(stream=True))]
 
         answers = await asyncio.gather(*(one() for _ in range(50)))
         texts = sorted(streamed(chunks)[0][0] for chunks in answers)

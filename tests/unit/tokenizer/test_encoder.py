@@ -255,8 +255,8 @@ def test_limits_in_a_tokenizers_file_do_not_cut_or_fill_prompts(byte_tokenizer: 
 
 
 def test_decoding_gives_the_text_with_its_special_tokens(byte_encoder: PromptEncoder) -> None:
-    assert byte_encoder.decode((256, *"龘 a".encode())) == "<eos>龘 a"
-    assert byte_encoder.decode(()) == ""
+    assert byte_encoder.decode((256, *"龘 a".encode())).text == "<eos>龘 a"
+    assert byte_encoder.decode(()).text == ""
 
 
 def test_decoding_an_id_outside_the_vocabulary_is_refused(byte_encoder: PromptEncoder) -> None:

@@ -8,14 +8,23 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from serve_app.config import TracingSection
 from serve_app.errors import DeadlineExceeded, InvalidRequest
-from serve_app.messages import RequestContext, Tokenized, TokenizeRequest
+from serve_app.messages import Detokenized, RequestContext, Tokenized, TokenizeRequest
+from serve_app.telemetry.names import TOKENIZER_QUEUE
+from serve_app.telemetry.tracing import start
 from serve_app.tokenizer.service import TokenizerService
 
 LIMIT_S = 60.0
+UNTRACED = start(TracingSection(), "tokenizer", "test", "m")
 TOKENIZED = Tokenized(prompt_ids=((1,),), max_tokens=(0,), context_tokens=8, vocabulary_size=8)
+
+
+def unmeasured(tokenized: Tokenized) -> Tokenized:
+    return msgspec.structs.replace(tokenized, stages=())
 
 
 class BlockingEncoder:
@@ -48,10 +57,10 @@ class BlockingEncoder:
             with self._lock:
                 self.running -= 1
 
-    def decode(self, ids: tuple[int, ...]) -> str:
+    def decode(self, ids: tuple[int, ...]) -> Detokenized:
         if 99 in ids:
             raise InvalidRequest("tokens: 99", "tokens")
-        return f"text of {ids}"
+        return Detokenized(f"text of {ids}")
 
 
 @pytest.fixture
@@ -87,7 +96,7 @@ async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def service(encoder: Any, threads: int = 2) -> TokenizerService:
-    return TokenizerService(encoder, threads, LIMIT_S)
+    return TokenizerService(encoder, threads, LIMIT_S, UNTRACED)
 
 
 async def has_started(encoder: BlockingEncoder, *names: str) -> None:
@@ -101,9 +110,10 @@ def item(name: str, deadline_at_s: float | None = None) -> TokenizeRequest:
 
 
 async def test_an_item_runs_in_a_thread_and_gives_its_result(encoder: BlockingEncoder) -> None:
-    assert await service(encoder).tokenize(item("quick")) is TOKENIZED
+    assert unmeasured(await service(encoder).tokenize(item("quick"))) == TOKENIZED
     assert all(name.startswith("tokenizer") for name in encoder.threads)
-    assert await service(encoder).detokenize(RequestContext("d", time.time() + 600), (1, 2)) == "text of (1, 2)"
+    detokenized = await service(encoder).detokenize(RequestContext("d", time.time() + 600), (1, 2))
+    assert detokenized.text == "text of (1, 2)"
 
 
 async def test_a_slow_item_times_out_alone_while_others_go_on(encoder: BlockingEncoder, clock: Clock) -> None:
@@ -111,13 +121,13 @@ async def test_a_slow_item_times_out_alone_while_others_go_on(encoder: BlockingE
     slow = asyncio.create_task(tokenizer.tokenize(item("slow")))
     await has_started(encoder, "slow")
     for number in range(20):
-        assert await tokenizer.tokenize(item(f"quick-{number}")) is TOKENIZED
+        assert unmeasured(await tokenizer.tokenize(item(f"quick-{number}"))) == TOKENIZED
     await clock.passes(LIMIT_S - 1)
     assert not slow.done()
     await clock.passes(2)
     with pytest.raises(DeadlineExceeded, match=r"limit of 60\.0 s"):
         await slow
-    assert await tokenizer.tokenize(item("after")) is TOKENIZED
+    assert unmeasured(await tokenizer.tokenize(item("after"))) == TOKENIZED
     assert encoder.running == 1
 
 
@@ -142,7 +152,7 @@ async def test_the_place_of_a_timed_out_item_is_given_back_only_when_its_thread_
     assert not waits.done()
     assert encoder.started == ["slow"]
     encoder.release.set()
-    assert await waits is TOKENIZED
+    assert unmeasured(await waits) == TOKENIZED
     assert encoder.started == ["slow", "waits"]
 
 
@@ -152,7 +162,7 @@ async def test_no_more_items_run_at_once_than_there_are_threads(encoder: Blockin
     await has_started(encoder, "slow-0", "slow-1", "slow-2")
     assert len(encoder.started) == 3
     encoder.release.set()
-    assert await asyncio.gather(*tasks) == [TOKENIZED] * 12
+    assert [unmeasured(one) for one in await asyncio.gather(*tasks)] == [TOKENIZED] * 12
     assert encoder.most_running <= 3
 
 
@@ -175,7 +185,7 @@ async def test_the_limit_of_an_item_does_not_count_its_waiting(encoder: Blocking
         await first
     assert not second.done()
     encoder.release.set()
-    assert await second is TOKENIZED
+    assert unmeasured(await second) == TOKENIZED
 
 
 async def test_the_requests_deadline_ends_an_item_before_the_items_own_limit(
@@ -205,7 +215,7 @@ async def test_an_error_of_an_item_reaches_its_caller_and_frees_the_place(encode
             await tokenizer.tokenize(item("wrong"))
         with pytest.raises(InvalidRequest, match="tokens: 99"):
             await tokenizer.detokenize(RequestContext("d", time.time() + 600), (99,))
-    assert await tokenizer.tokenize(item("quick")) is TOKENIZED
+    assert unmeasured(await tokenizer.tokenize(item("quick"))) == TOKENIZED
 
 
 async def test_an_error_after_the_caller_has_left_frees_the_place_and_is_not_reported_as_lost(
@@ -220,7 +230,7 @@ async def test_an_error_after_the_caller_has_left_frees_the_place_and_is_not_rep
     with pytest.raises(DeadlineExceeded):
         await slow
     encoder.release.set()
-    assert await tokenizer.tokenize(item("quick")) is TOKENIZED
+    assert unmeasured(await tokenizer.tokenize(item("quick"))) == TOKENIZED
     assert reports == []
 
 
@@ -235,7 +245,7 @@ async def test_a_cancelled_caller_leaves_at_once_and_its_place_is_freed_when_its
         await caller
     assert encoder.running == 1
     encoder.release.set()
-    assert await tokenizer.tokenize(item("quick")) is TOKENIZED
+    assert unmeasured(await tokenizer.tokenize(item("quick"))) == TOKENIZED
 
 
 async def test_a_caller_cancelled_while_it_waits_takes_no_place(encoder: BlockingEncoder) -> None:
@@ -247,6 +257,24 @@ async def test_a_caller_cancelled_while_it_waits_takes_no_place(encoder: Blockin
     with pytest.raises(asyncio.CancelledError):
         await waiting
     encoder.release.set()
-    assert await first is TOKENIZED
-    assert await tokenizer.tokenize(item("quick")) is TOKENIZED
+    assert unmeasured(await first) == TOKENIZED
+    assert unmeasured(await tokenizer.tokenize(item("quick"))) == TOKENIZED
     assert "never" not in encoder.started
+
+
+async def test_the_wait_for_a_thread_and_the_work_are_told_apart(encoder: BlockingEncoder) -> None:
+    tokenizer = service(encoder, threads=1)
+    first = asyncio.create_task(tokenizer.tokenize(item("slow")))
+    await has_started(encoder, "slow")
+    context = RequestContext("second", time.time() + 600, sent_s=time.time() - 100)
+    second = asyncio.create_task(tokenizer.tokenize(TokenizeRequest(context=context, prompts=("x",))))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert (tokenizer.in_flight, tokenizer.queued) == (2, 1)
+    encoder.release.set()
+    await first
+    (queue,) = (await second).stages
+    assert queue.name == TOKENIZER_QUEUE
+    assert queue.begin_s == context.sent_s
+    assert queue.busy_s >= 100
+    assert (tokenizer.in_flight, tokenizer.queued) == (0, 0)
