@@ -46,8 +46,8 @@ class EngineDeployment:
 
     async def __del__(self) -> None:
         """Ray Serve awaits this when the replica is shut down."""
-        await self._engine.stop()
         await self._telemetry.end()
+        await self._engine.stop()
 
 
 def build_engine(config: AppConfig) -> Engine:

@@ -15,6 +15,7 @@
         ├── Overloaded            429  refused before any work; try again later
         ├── NotReady              503  the path has not answered its warm-up yet
         ├── EngineDied            503  the engine or its replica was lost mid-request
+        │   └── OutOfMemory       503  because it had no memory left
         ├── HopUnavailable        503  a hop has no replica that can take the request
         ├── DeadlineExceeded      504  the request's deadline passed, wherever it was
         └── InternalError         500  everything outside this tree; says nothing but the request's id
@@ -128,6 +129,12 @@ class EngineDied(RequestError):
     """The engine, or the replica that holds it, was lost while the request ran."""
 
     status, type, code, retryable = 503, "service_unavailable_error", "engine_died", True
+
+
+class OutOfMemory(EngineDied):
+    """The engine failed on the request for want of memory."""
+
+    code = "out_of_memory"
 
 
 class HopUnavailable(RequestError):

@@ -13,7 +13,7 @@ from typing import Any
 
 from serve_app.config import EngineSection, ModelSection
 from serve_app.engine.vllm_args import vllm_args
-from serve_app.errors import ConfigError, EngineDied, InvalidRequest, Overloaded, RequestError
+from serve_app.errors import ConfigError, EngineDied, InvalidRequest, OutOfMemory, Overloaded, RequestError
 from serve_app.messages import EngineDelta, EngineRequest, EngineTimes, LoadReport, Sampling, TokenLogprob
 from serve_app.model import context_tokens, locate
 
@@ -71,18 +71,24 @@ class VllmEngine:
             stream = self._llm.generate(
                 prompt, sampling_params(request.sampling, request.max_tokens), request.engine_request_id
             )
+            first = True
             async with aclosing(stream):
                 async for output in stream:
-                    yield _delta(output, request.sampling)
+                    yield _delta(output, request.sampling, first)
+                    first = False
         except VLLMClientError as error:
             raise InvalidRequest(str(error), getattr(error, "parameter", None)) from error
         except GracefulHTTPError as error:
             raise Overloaded(error.message) from error
         except EngineDeadError as error:
+            if is_out_of_memory(error):
+                raise OutOfMemory("The engine died for want of memory while it worked on this request.") from error
             raise EngineDied("The engine died while it worked on this request.") from error
         except RequestError:
             raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise OutOfMemory("The engine ran out of memory on this request.") from None
             # An exception of vLLM's own cannot cross the hop: the postprocessor would import vLLM to read it.
             logger.exception("request %s failed in vLLM", request.engine_request_id)
             raise RuntimeError(f"vLLM failed: {type(error).__name__}: {error}") from None
@@ -160,6 +166,19 @@ class _LastStats:
         )
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether it is torch's error (`torch.OutOfMemoryError`, "CUDA out of memory"), the allocator's, or Python's.
+
+    Looked for along the chain of causes, and by its words, since vLLM carries errors between its processes as text.
+    """
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, MemoryError) or "out of memory" in str(chain).lower():
+            return True
+        chain = chain.__cause__ or chain.__context__
+    return False
+
+
 def sampling_params(sampling: Sampling, max_tokens: int) -> Any:
     """vLLM's `SamplingParams`: ids only (`detokenize=False`), and only what is new in each output."""
     from vllm import SamplingParams  # noqa: PLC0415
@@ -186,8 +205,8 @@ def sampling_params(sampling: Sampling, max_tokens: int) -> Any:
     )
 
 
-def _delta(output: Any, sampling: Sampling) -> EngineDelta:
-    """vLLM's RequestOutput as ours."""
+def _delta(output: Any, sampling: Sampling, first: bool) -> EngineDelta:
+    """vLLM's RequestOutput as ours; `first` of its request."""
     completion = output.outputs[0]
     reason = completion.finish_reason
     if reason in ("abort", "error"):
@@ -204,7 +223,7 @@ def _delta(output: Any, sampling: Sampling) -> EngineDelta:
         logprobs=logprobs,
         prompt_logprobs=_prompt_logprobs(output, sampling.prompt_logprobs),
         cached_tokens=output.num_cached_tokens or 0,
-        times=None if reason is None else _times(output.metrics),
+        times=_times(output.metrics) if first or reason is not None else None,
     )
 
 

@@ -19,7 +19,7 @@ from serve_app.telemetry.stages import queue_stage
 from serve_app.telemetry.tracing import Tracing
 from serve_app.tokenizer.encoder import PromptEncoder
 
-T = TypeVar("T", Tokenized, Detokenized)
+T = TypeVar("T", bound=Tokenized | Detokenized)
 
 # Longer texts take more than about 50 ms (2 MB/s, measured on one core).
 _LONG_CHARACTERS = 100_000
@@ -53,11 +53,10 @@ class TokenizerService:
         self.in_flight += 1
         try:
             with hop_span(self._tracing, TOKENIZER, context) as span:
-                finished: tuple[float, T] = await self._finish(context, places, work)
-                begun_s, result = finished
-                stages = (queue_stage(TOKENIZER_QUEUE, context, begun_s), *result.stages)
+                begun_s, done = await self._finish(context, places, work)
+                stages = (queue_stage(TOKENIZER_QUEUE, context, begun_s), *done.stages)
                 span.stages(stages)
-                return msgspec.structs.replace(result, stages=stages)
+                return msgspec.structs.replace(done, stages=stages)
         finally:
             self.in_flight -= 1
 
