@@ -61,7 +61,8 @@ def aligned(stages: tuple[Stage, ...], sent_s: float, received_s: float) -> tupl
     """Another machine's stages on the caller's clock: inside the call, from `sent_s` to `received_s`.
 
     Stages that lie inside it already are left alone. Those that do not prove that the clocks differ by at least what
-    they stick out by, and are moved by that much; what was begun by the sender (a queue) still begins with it.
+    they stick out by, and are moved by that much; what was begun by the sender (a queue) still begins with it. What is
+    longer than the call, because a clock was set meanwhile, is cut to it.
     """
     if not stages:
         return stages
@@ -75,12 +76,12 @@ def aligned(stages: tuple[Stage, ...], sent_s: float, received_s: float) -> tupl
         return stages
 
     def moved(moment_s: float) -> float:
-        return max(sent_s, moment_s + shift_s)
+        return min(max(sent_s, moment_s + shift_s), received_s)
 
     def move(one: Stage) -> Stage:
         begin_s, end_s = moved(one.begin_s), moved(one.end_s)
         pieces = tuple((moved(begin), moved(end)) for begin, end in one.pieces)
-        busy_s, longest_s = (end_s - begin_s,) * 2 if one.count == 1 else (one.busy_s, one.longest_s)
+        busy_s, longest_s = min(one.busy_s, end_s - begin_s), min(one.longest_s, end_s - begin_s)
         return Stage(one.name, begin_s, end_s, busy_s, one.count, longest_s, pieces)
 
     return tuple(move(one) for one in stages)
