@@ -1,6 +1,7 @@
 """The running application, started by the same code as `make run`, on real vLLM or on the simulated engine.
 
-One service at a time: each fixture is module-scoped, since two cores cannot carry two.
+One service at a time, since two cores cannot carry two: fixtures are module-scoped, and the one on vLLM, which takes
+long to load, lasts to the end of the session and is used by the last modules (`test_vllm*.py`).
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from receiver import Receiver
 
 from serve_app.launch import Service, serving
 
@@ -20,7 +22,23 @@ CONFIGS = Path(__file__).parents[2] / "serve_app" / "configs"
 REFERENCE = Path(__file__).with_name("reference.py")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session", autouse=True)
+def _quick_telemetry() -> Iterator[None]:
+    """Spans and metrics leave every process at once, not after 5 s and 10 s."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
+        environment.setenv("RAY_metrics_report_interval_ms", "1000")
+        yield
+
+
+@pytest.fixture(scope="session")
+def receiver() -> Iterator[Receiver]:
+    """Where the service on vLLM sends its spans."""
+    with Receiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What vLLM's own `LLM` gives for the prompts of `reference.py`, in a process that has ended since."""
     result = tmp_path_factory.mktemp("reference") / "reference.json"
@@ -30,10 +48,11 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return cases
 
 
-@pytest.fixture(scope="module")
-def vllm_service(reference: list[dict[str, Any]]) -> Iterator[Service]:
-    """`local-cpu.yaml` as it is, on a free port; after `reference`, so that the two do not share the cores."""
-    with serving(CONFIGS / "local-cpu.yaml", port=0) as service:
+@pytest.fixture(scope="session")
+def vllm_service(reference: list[dict[str, Any]], receiver: Receiver) -> Iterator[Service]:
+    """`local-cpu.yaml`, traced, on a free port; after `reference`, so that the two do not share the cores."""
+    overrides = {"tracing": {"endpoint": receiver.grpc_url}}
+    with serving(CONFIGS / "local-cpu.yaml", port=0, overrides=overrides) as service:
         yield service
 
 

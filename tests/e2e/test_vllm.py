@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import httpx
 import openai
 import psutil
 import pytest
+from receiver import Receiver
 
 from serve_app.config import ModelSection
 from serve_app.launch import Service
@@ -172,14 +174,16 @@ def test_every_response_has_one_request_id_the_clients_if_it_is_sane(http: httpx
 
 # The last one: it takes the engine down, and a new one loads for a while.
 def test_an_engine_that_dies_fails_its_request_clearly_and_is_replaced(
-    vllm_service: Service, client: openai.OpenAI
+    vllm_service: Service, client: openai.OpenAI, receiver: Receiver
 ) -> None:
+    trace_id = uuid.uuid4().hex
     (core,) = [process for process in tagged(vllm_service.run_id) if "EngineCore" in process.name()]
     stream = client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "Tell me a long story."}],
         max_tokens=4000,
         extra_body={"ignore_eos": True},
+        extra_headers={"traceparent": f"00-{trace_id}-{'4' * 16}-01"},
         stream=True,
     )
     seen = 0
@@ -190,6 +194,10 @@ def test_an_engine_that_dies_fails_its_request_clearly_and_is_replaced(
                 os.kill(core.pid, signal.SIGKILL)
     assert seen >= 5
     assert raised.value.code == "engine_died"
+    for name in ("gateway", "postprocess", "decode"):
+        receiver.wait_for(lambda spans, name=name: any((one.trace_id, one.name) == (trace_id, name) for one in spans))
+        (span,) = [one for one in receiver.spans() if (one.trace_id, one.name) == (trace_id, name)]
+        assert (span.status, span.attributes["error.type"]) == ("error", "engine_died"), span
     with httpx.Client(base_url=vllm_service.url, timeout=30) as http:
         wait_until(lambda: http.get("/ready").status_code == 200, 240.0)
     assert not psutil.pid_exists(core.pid)
