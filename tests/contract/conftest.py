@@ -22,8 +22,9 @@ import uvicorn
 
 from serve_app import config as configuration
 from serve_app.aio import task_count
-from serve_app.config import AppConfig
+from serve_app.config import AppConfig, DelaysSection
 from serve_app.delays import choice_type, slow_tokenizer, slow_writes
+from serve_app.engine.protocol import Engine
 from serve_app.engine.service import EngineService
 from serve_app.engine.sim_engine import SimEngine
 from serve_app.gateway.observe import Telemetry
@@ -60,10 +61,61 @@ _START_TIMEOUT_S = 60.0
 FAST = {"step_ms": 1.0, "step_ms_per_sequence": 0.0, "prefill_tokens_per_s": 1e9}
 
 
+class ElsewhereEngine:
+    """An engine on an event loop and a thread of its own, as it has a process of its own in the running application."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+        self._thread.start()
+
+    async def start(self) -> None:
+        await self._there(self._engine.start())
+
+    async def stop(self) -> None:
+        await self._there(self._engine.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join)
+
+    async def load(self) -> LoadReport:
+        return await self._there(self._engine.load())
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
+        arrived: asyncio.Queue[EngineDelta | BaseException | None] = asyncio.Queue()
+        here = asyncio.get_running_loop()
+
+        async def pump() -> None:
+            end: BaseException | None = None
+            try:
+                async with aclosing(self._engine.generate(request)) as deltas:
+                    async for delta in deltas:
+                        here.call_soon_threadsafe(arrived.put_nowait, delta)
+            except Exception as error:  # noqa: BLE001 - raised where the deltas are read
+                end = error
+            here.call_soon_threadsafe(arrived.put_nowait, end)
+
+        pumping = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        try:
+            while (item := await arrived.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            pumping.cancel()
+
+    def _main(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
+
+    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+
 class WatchedEngine:
     """The simulated engine, and what tests wait for: `seen` has every request, `idle` is set while none is open."""
 
-    def __init__(self, engine: SimEngine, tracing: Tracing) -> None:
+    def __init__(self, engine: Engine, tracing: Tracing) -> None:
         self.engine = engine
         self.service = EngineService(engine, tracing)
         self.seen: list[EngineRequest] = []
@@ -194,7 +246,9 @@ class Service:
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
         config, hop = self.config, self._hop
-        engine = SimEngine(config.engine.sim, self.vocabulary.size, delays=config.delays)
+        engine: Engine = SimEngine(config.engine.sim, self.vocabulary.size, delays=config.delays)
+        if config.delays != DelaysSection():
+            engine = ElsewhereEngine(engine)  # a delay on this loop must not hold up the engine
         await engine.start()
         self.watched = WatchedEngine(engine, hop("engine"))
         settings = config.tokenizer

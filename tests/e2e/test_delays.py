@@ -1,5 +1,6 @@
 """A deliberate 300 ms in one hop of the running application: in its span, nowhere else, and `explain` names it."""
 
+import os
 import time
 import uuid
 from typing import Any
@@ -29,7 +30,12 @@ DELAYS = {
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.parametrize(("delay", "stage"), DELAYS.items())
+# One here, all six on the whole path in one process (tests/contract/test_delays.py): each needs an application of its own.
+# All six here too: TOKENLINE_ALL_DELAYS=1
+CASES = DELAYS if os.environ.get("TOKENLINE_ALL_DELAYS") else {"template_ms": names.TEMPLATE}
+
+
+@pytest.mark.parametrize(("delay", "stage"), CASES.items())
 def test_a_delay_is_seen_in_its_hop_and_nowhere_else(
     delay: str, stage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -45,7 +51,7 @@ def test_a_delay_is_seen_in_its_hop_and_nowhere_else(
             assert main(["explain", "--url", service.url, "--last", "5"]) == 0
     # The quickest of five: on a busy machine each of them waits somewhere now and then, but not always in one place.
     took = {name: min(span.end_s - span.start_s for span in spans if span.name == name) for name in names_of(spans)}
-    assert took.pop(stage) >= DELAY_S
+    assert took.pop(stage) >= DELAY_S - 0.005  # a timer may fire a little early
     assert sum(took.values()) < DELAY_S, took
     assert explain(requests).dominant == stage
     assert f"the largest part of the wait is {stage}" in capsys.readouterr().out
