@@ -126,7 +126,7 @@ def test_a_task_has_its_own_ids_and_not_its_neighbours(lines: Lines) -> None:
         await asyncio.gather(*(request(f"r-{at}", barrier) for at in range(4)))
         log.info("nobody")
 
-    asyncio.run(neighbours())
+    alone(lambda: asyncio.run(neighbours()))
     *those, nobody = lines()
     assert len(those) == 12
     for line in those:
@@ -139,7 +139,7 @@ def test_work_in_a_thread_for_a_request_has_the_requests_ids(lines: Lines) -> No
         bind("r-1", None)
         await asyncio.to_thread(log.info, "x")
 
-    asyncio.run(request())
+    alone(lambda: asyncio.run(request()))
     assert lines()[0]["request_id"] == "r-1"
 
 
