@@ -10,7 +10,7 @@ CONFIG ?= serve_app/configs/local-cpu.yaml
 bin := $(VENV)/bin
 export VENV
 
-.PHONY: help setup model run stop test check bench-tracing lint format types imports lock clean
+.PHONY: help setup model run stop tools test check bench-tracing lint format types imports lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -27,7 +27,10 @@ run: model  ## serve on 127.0.0.1:8000 and answer a chat (DETACH=1: in the backg
 stop:  ## end what `make run DETACH=1` started, and nothing else
 	@$(bin)/tokenline stop
 
-test: model check  ## lint, types, import rules, then every test
+tools:  ## make sure of the programs that tests drive: Chromium and Prometheus
+	@requirements/tools.sh
+
+test: model tools check  ## lint, types, import rules, then every test
 	@$(bin)/pytest
 
 check: setup lint types imports  ## lint, types and import rules
