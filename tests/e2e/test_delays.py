@@ -30,8 +30,8 @@ DELAYS = {
 pytestmark = pytest.mark.timeout(300)
 
 
-# One here, all six on the whole path in one process (tests/contract/test_delays.py): each needs an application of its own.
-# All six here too: TOKENLINE_ALL_DELAYS=1
+# One here, since each needs an application of its own, and all six in tests/contract/test_delays.py, on the whole path
+# in one process. All six here too: TOKENLINE_ALL_DELAYS=1
 CASES = DELAYS if os.environ.get("TOKENLINE_ALL_DELAYS") else {"template_ms": names.TEMPLATE}
 
 
