@@ -1,19 +1,18 @@
 """A real OTLP receiver for tests: gRPC and HTTP, with the official protobufs, on free loopback ports.
 
-It can be told to refuse, to be slow, or to be down, and to come back.
+It can be told to refuse, to hold its answers, or to be down, and to come back.
 """
 
 import gzip
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Literal, Self
 
-import grpc
+import grpc  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -30,6 +29,8 @@ _KINDS = {
     Span.SPAN_KIND_INTERNAL: "internal",
     Span.SPAN_KIND_SERVER: "server",
     Span.SPAN_KIND_CLIENT: "client",
+    Span.SPAN_KIND_PRODUCER: "producer",
+    Span.SPAN_KIND_CONSUMER: "consumer",
 }
 _STATUSES = {Status.STATUS_CODE_UNSET: "unset", Status.STATUS_CODE_OK: "ok", Status.STATUS_CODE_ERROR: "error"}
 
@@ -48,22 +49,39 @@ class ReceivedSpan:
     end_s: float
     status: str
     status_message: str
+    trace_state: str
     attributes: dict[str, Any] = field(hash=False)
     resource: dict[str, Any] = field(hash=False)
 
 
 class Receiver:
-    """Runs from `with` to the end of its block. `mode` may be changed at any time; `slow_s` is how slow it is."""
+    """Runs from `with` to the end of its block. `mode` may be changed at any time.
+
+    refuse: for now, which the exporters try again (UNAVAILABLE, 503). refuse_for_good: PERMISSION_DENIED, 400.
+    slow: each answer waits `slow_s`, or until the mode is another or the receiver stops.
+    """
 
     def __init__(self) -> None:
-        self.mode: Mode = "normal"
-        self.slow_s = 0.0
+        self.slow_s = 60.0
         self.asked = 0  # export requests, taken or not
+        self.headers: dict[str, str] = {}  # of the last one
+        self._mode: Mode = "normal"
         self._arrived = threading.Condition()
         self._spans: list[ReceivedSpan] = []
+        self._up = False
         self._grpc_port = self._http_port = 0
         self._grpc: Any = None
         self._http: ThreadingHTTPServer | None = None
+
+    @property
+    def mode(self) -> Mode:
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode: Mode) -> None:
+        with self._arrived:
+            self._mode = mode
+            self._arrived.notify_all()
 
     @property
     def grpc_url(self) -> str:
@@ -84,8 +102,9 @@ class Receiver:
 
     def start(self) -> None:
         """On the same ports as before, if it ran before."""
+        self._up = True
         self._grpc = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
-        add_TraceServiceServicer_to_server(_Servicer(self), self._grpc)
+        add_TraceServiceServicer_to_server(_Servicer(self), self._grpc)  # type: ignore[no-untyped-call]
         self._grpc_port = self._grpc.add_insecure_port(f"127.0.0.1:{self._grpc_port}")
         self._grpc.start()
         self._http = ThreadingHTTPServer(("127.0.0.1", self._http_port), _handler(self))
@@ -94,7 +113,10 @@ class Receiver:
         threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
 
     def stop(self) -> None:
-        """As if it had died: connections are cut."""
+        """As if it had died: connections are cut, and whoever waits for an answer gets none."""
+        with self._arrived:
+            self._up = False
+            self._arrived.notify_all()
         if self._grpc is not None:
             self._grpc.stop(None).wait(5)
         if self._http is not None:
@@ -122,16 +144,15 @@ class Receiver:
                 f"not within {timeout_s} s; here: {sorted((one.trace_id, one.name) for one in self._spans)}"
             )
 
-    def take(self, request: ExportTraceServiceRequest) -> bool:
+    def take(self, request: ExportTraceServiceRequest, headers: Iterable[tuple[str, str]]) -> bool:
         """Whether the spans are taken; only then are they kept."""
         with self._arrived:
             self.asked += 1
+            self.headers = {name.lower(): value for name, value in headers}
             self._arrived.notify_all()
-        if self.mode == "slow":
-            time.sleep(self.slow_s)
-        if self.mode.startswith("refuse"):
-            return False
-        with self._arrived:
+            self._arrived.wait_for(lambda: self._mode != "slow" or not self._up, self.slow_s)
+            if not self._up or self._mode.startswith("refuse"):
+                return False
             self._spans.extend(_read(request))
             self._arrived.notify_all()
         return True
@@ -142,12 +163,12 @@ class Receiver:
             assert self._arrived.wait_for(lambda: self.asked > more_than, timeout_s), "nobody exported"
 
 
-class _Servicer(TraceServiceServicer):  # type: ignore[misc]
+class _Servicer(TraceServiceServicer):
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
 
     def Export(self, request: Any, context: Any) -> Any:
-        if not self._receiver.take(request):
+        if not self._receiver.take(request, context.invocation_metadata()):
             code = grpc.StatusCode.PERMISSION_DENIED if self._receiver.mode == "refuse_for_good" else None
             context.abort(code or grpc.StatusCode.UNAVAILABLE, "refused")
         return ExportTraceServiceResponse()
@@ -160,7 +181,7 @@ def _handler(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
             raw = gzip.decompress(raw) if self.headers.get("content-encoding") == "gzip" else raw
             if self.path != "/v1/traces":
                 status = 404
-            elif receiver.take(ExportTraceServiceRequest.FromString(raw)):
+            elif receiver.take(ExportTraceServiceRequest.FromString(raw), self.headers.items()):
                 status = 200
             else:
                 status = 400 if receiver.mode == "refuse_for_good" else 503
@@ -188,12 +209,13 @@ def _read(request: ExportTraceServiceRequest) -> list[ReceivedSpan]:
                     span_id=span.span_id.hex(),
                     parent_id=span.parent_span_id.hex() or None,
                     name=span.name,
-                    kind=_KINDS.get(span.kind, str(span.kind)),
+                    kind=_KINDS[span.kind],
                     service=str(resource["service.name"]),
                     start_s=span.start_time_unix_nano / 1e9,
                     end_s=span.end_time_unix_nano / 1e9,
                     status=_STATUSES[span.status.code],
                     status_message=span.status.message,
+                    trace_state=span.trace_state,
                     attributes=_attributes(span.attributes),
                     resource=resource,
                 )
