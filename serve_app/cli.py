@@ -14,10 +14,10 @@ from types import FrameType
 import msgspec
 
 from serve_app.errors import ConfigError, TokenlineError
+from serve_app.explain import fetch
+from serve_app.explain.explain import explain
+from serve_app.explain.report import report
 from serve_app.gguf import convert
-from serve_app.insight import fetch
-from serve_app.insight.explain import explain
-from serve_app.insight.report import report
 from serve_app.launch import Service, serving
 from serve_app.local import detached, preflight, servefile
 from serve_app.local.probe import QUESTION, curl_line, sample_chat

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from serve_app.insight.percentiles import Percentiles
 from serve_app.messages import GpuReport, LoadReport
+from serve_app.telemetry.percentiles import Percentiles
 
 
 class Figures(msgspec.Struct, frozen=True):

@@ -20,11 +20,11 @@ from serve_app.insight.figures import (
     View,
 )
 from serve_app.insight.history import BIN_S, Entry, History, Replica, bin_of
-from serve_app.insight.measured import add_up, known, shares
-from serve_app.insight.percentiles import percentiles
 from serve_app.insight.slowest import slowest
 from serve_app.messages import HopReport
+from serve_app.telemetry.measured import add_up, known, shares
 from serve_app.telemetry.names import GATEWAY, LENGTHS, POSTPROCESS, STAGES, TOKENIZER, UNACCOUNTED
+from serve_app.telemetry.percentiles import percentiles
 
 # What the gateways will report in a second has happened already.
 _REPORTED_AFTER_S = 1.0

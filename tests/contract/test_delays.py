@@ -8,7 +8,7 @@ import httpx
 import pytest
 from receiver import Receiver
 
-from serve_app.insight.explain import explain
+from serve_app.explain.explain import explain
 from serve_app.telemetry import names
 
 DELAY_S = 0.3

@@ -11,7 +11,7 @@ import pytest
 from receiver import ReceivedSpan, Receiver
 
 from serve_app.cli import main
-from serve_app.insight.explain import explain
+from serve_app.explain.explain import explain
 from serve_app.launch import serving
 from serve_app.local.servefile import DEFAULT_CONFIG
 from serve_app.messages import RequestMetrics

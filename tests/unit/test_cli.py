@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from serve_app import cli
-from serve_app.insight import fetch
+from serve_app.explain import fetch
 from serve_app.local import detached, servefile
 from serve_app.messages import RequestMetrics, Stage
 

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from statistics import median
 
-from serve_app.insight.latency import Value, tpot, ttft
-from serve_app.insight.levers import Lever
-from serve_app.insight.measured import Measured, add_up, known, shares
-from serve_app.insight.symptom import (
+from serve_app.explain.latency import Value, tpot, ttft
+from serve_app.explain.levers import Lever
+from serve_app.explain.symptom import (
     DRIFT_FACTOR,
     DRIFT_WINDOW_S,
     MIN_REQUESTS,
@@ -18,6 +17,7 @@ from serve_app.insight.symptom import (
     ms,
     percent,
 )
+from serve_app.telemetry.measured import Measured, add_up, known, shares
 from serve_app.telemetry.names import ENGINE_QUEUE, LENGTHS, POSTPROCESS_QUEUE, STAGES, TOKENIZER_QUEUE, UNACCOUNTED
 
 _QUEUES = (TOKENIZER_QUEUE, POSTPROCESS_QUEUE, ENGINE_QUEUE)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from serve_app.insight.levers import Lever
+from serve_app.explain.levers import Lever
 
 # Interactive users leave beyond it: requirement S2; also MLPerf Inference v4.0, Llama 2 70B, server scenario.
 TTFT_BOUND_S = 2.0

@@ -3,10 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from serve_app.insight.levers import BETWEEN, LAYERS
-from serve_app.insight.measured import Measured, add_up, known, largest
-from serve_app.insight.percentiles import percentiles
-from serve_app.insight.symptom import (
+from serve_app.explain.levers import BETWEEN, LAYERS
+from serve_app.explain.symptom import (
     LARGER_PART,
     MIN_REQUESTS,
     TPOT_BOUND_S,
@@ -15,7 +13,9 @@ from serve_app.insight.symptom import (
     ms,
     percent,
 )
+from serve_app.telemetry.measured import Measured, add_up, known, largest
 from serve_app.telemetry.names import LENGTHS
+from serve_app.telemetry.percentiles import percentiles
 
 Value = Callable[[Measured], float | None]
 

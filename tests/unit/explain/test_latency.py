@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
-from serve_app.insight.explain import explain
-from serve_app.insight.symptom import TPOT_BOUND_S, Symptom
+from serve_app.explain.explain import explain
+from serve_app.explain.symptom import TPOT_BOUND_S, Symptom
 from serve_app.messages import RequestMetrics
 from serve_app.telemetry import names
 

@@ -4,11 +4,11 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
-from serve_app.insight.explain import Bucket, Explanation, StagePart
-from serve_app.insight.levers import Layer, Lever
-from serve_app.insight.percentiles import Percentiles
-from serve_app.insight.symptom import UNACCOUNTED_AIM, Symptom, ms, percent
-from serve_app.insight.waterfall import Row, Waterfall
+from serve_app.explain.explain import Bucket, Explanation, StagePart
+from serve_app.explain.levers import Layer, Lever
+from serve_app.explain.symptom import UNACCOUNTED_AIM, Symptom, ms, percent
+from serve_app.explain.waterfall import Row, Waterfall
+from serve_app.telemetry.percentiles import Percentiles
 
 COLUMNS = 100
 UNKNOWN = "unknown"

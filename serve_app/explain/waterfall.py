@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from serve_app.insight.measured import Measured, largest, shares
 from serve_app.messages import RequestMetrics, Stage
+from serve_app.telemetry.measured import Measured, largest, shares
 from serve_app.telemetry.names import STAGES, UNACCOUNTED
 
 Span = tuple[float, float]

@@ -7,9 +7,9 @@ import pytest
 
 from serve_app.config import AppConfig, load
 from serve_app.errors import RequestError
-from serve_app.insight.comparison import DRIFT_LEVERS, HEAD_OF_LINE_LEVERS
-from serve_app.insight.failures import FAILURES
-from serve_app.insight.levers import BETWEEN, LAYERS
+from serve_app.explain.comparison import DRIFT_LEVERS, HEAD_OF_LINE_LEVERS
+from serve_app.explain.failures import FAILURES
+from serve_app.explain.levers import BETWEEN, LAYERS
 from serve_app.telemetry.names import STAGES, UNACCOUNTED
 
 VLLM = "engine.vllm_args."

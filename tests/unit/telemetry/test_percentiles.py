@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.insight.percentiles import Percentiles, percentiles
+from serve_app.telemetry.percentiles import Percentiles, percentiles
 
 
 def test_no_values_have_no_percentiles() -> None:

@@ -2,8 +2,8 @@ from collections.abc import Callable
 
 import pytest
 
-from serve_app.insight.explain import explain
-from serve_app.insight.report import COLUMNS, report
+from serve_app.explain.explain import explain
+from serve_app.explain.report import COLUMNS, report
 from serve_app.messages import RequestMetrics, Stage
 from serve_app.telemetry import names
 

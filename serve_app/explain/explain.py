@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from serve_app.insight.comparison import slow_after_hours, slow_only_for_short
-from serve_app.insight.failures import errors
-from serve_app.insight.latency import slow_everything, slow_first_token, slow_tokens, tpot, ttft
-from serve_app.insight.levers import LAYERS, Layer
-from serve_app.insight.measured import Measured, add_up, known, largest, measure, shares
-from serve_app.insight.percentiles import Percentiles, percentiles
-from serve_app.insight.symptom import Symptom
-from serve_app.insight.waterfall import Waterfall, waterfall
+from serve_app.explain.comparison import slow_after_hours, slow_only_for_short
+from serve_app.explain.failures import errors
+from serve_app.explain.latency import slow_everything, slow_first_token, slow_tokens, tpot, ttft
+from serve_app.explain.levers import LAYERS, Layer
+from serve_app.explain.symptom import Symptom
+from serve_app.explain.waterfall import Waterfall, waterfall
 from serve_app.messages import RequestMetrics
+from serve_app.telemetry.measured import Measured, add_up, known, largest, measure, shares
 from serve_app.telemetry.names import LENGTHS
+from serve_app.telemetry.percentiles import Percentiles, percentiles
 
 # Of the requests that any work was done for; errors are looked at by themselves, among all.
 _RULES: tuple[Callable[[Sequence[Measured]], list[Symptom]], ...] = (

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from serve_app.errors import ConfigError
-from serve_app.insight import fetch
-from serve_app.insight.fetch import FetchFailed, admin_key, latest, with_id
+from serve_app.explain import fetch
+from serve_app.explain.fetch import FetchFailed, admin_key, latest, with_id
 from serve_app.messages import RequestMetrics
 
 Make = Callable[..., RequestMetrics]

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.insight.explain import explain
-from serve_app.insight.symptom import Symptom
+from serve_app.explain.explain import explain
+from serve_app.explain.symptom import Symptom
 from serve_app.messages import RequestMetrics
 from serve_app.telemetry import names
 

@@ -13,9 +13,9 @@ from serve_app.errors import (
     NotReady,
     Overloaded,
 )
-from serve_app.insight.levers import Lever
-from serve_app.insight.measured import Measured, add_up, largest
-from serve_app.insight.symptom import Symptom, percent
+from serve_app.explain.levers import Lever
+from serve_app.explain.symptom import Symptom, percent
+from serve_app.telemetry.measured import Measured, add_up, largest
 from serve_app.telemetry.names import (
     AUTH,
     DISCONNECTED,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.insight.explain import Bucket, StagePart, explain
+from serve_app.explain.explain import Bucket, StagePart, explain
 from serve_app.messages import ChoiceMetrics, RequestMetrics, Stage
 from serve_app.telemetry import names
 
