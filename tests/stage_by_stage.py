@@ -63,3 +63,11 @@ def made(at_s: float = 0.0, gap: float = 0.0005, prompt_tokens: int | None = 100
         "completion_tokens": _TOKENS,
     }
     return RequestMetrics(**(whole | fields))
+
+
+def turned_away(*reached: str, code: str = "overloaded", outcome: str = "refused", status: int = 429) -> RequestMetrics:
+    """A request that was turned away after the stages of these names."""
+    whole = made()
+    stages = tuple(stage for stage in whole.stages if stage.name in reached)
+    fields = {"stages": stages, "choices": (), "first_write_s": None, "error": code, "outcome": outcome}
+    return made(fields=fields | {"status": status, "ended_s": whole.arrived_s + 0.01, "completion_tokens": None})

@@ -1,9 +1,9 @@
-"""Requests made up stage by stage, for the rules of `tokenline explain`."""
+"""Requests made up stage by stage."""
 
 from collections.abc import Callable
 
 import pytest
-from stage_by_stage import made
+from stage_by_stage import made, turned_away
 
 from serve_app.messages import RequestMetrics
 
@@ -15,13 +15,6 @@ def make() -> Callable[..., RequestMetrics]:
 
 
 @pytest.fixture
-def refused(make: Callable[..., RequestMetrics]) -> Callable[..., RequestMetrics]:
-    """A request that was turned away after the stages of these names."""
-
-    def build(*reached: str, code: str = "overloaded", outcome: str = "refused", status: int = 429) -> RequestMetrics:
-        whole = make()
-        stages = tuple(stage for stage in whole.stages if stage.name in reached)
-        fields = {"stages": stages, "choices": (), "first_write_s": None, "error": code, "outcome": outcome}
-        return make(fields=fields | {"status": status, "ended_s": whole.arrived_s + 0.01, "completion_tokens": None})
-
-    return build
+def refused() -> Callable[..., RequestMetrics]:
+    """See `turned_away`."""
+    return turned_away

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from stage_by_stage import made
+from stage_by_stage import made, turned_away
 
 from serve_app.messages import RequestMetrics
 
@@ -12,3 +12,9 @@ from serve_app.messages import RequestMetrics
 def make() -> Callable[..., RequestMetrics]:
     """See `made`."""
     return made
+
+
+@pytest.fixture
+def refused() -> Callable[..., RequestMetrics]:
+    """See `turned_away`."""
+    return turned_away
