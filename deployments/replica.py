@@ -1,6 +1,7 @@
 """What every replica has beside its work: JSON log lines, a tracer, and a report of itself once a second."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -61,6 +62,7 @@ class ReplicaTelemetry:
         if self._task is not None:
             self._task.cancel()
         if self._reporting is not None:
-            async with asyncio.timeout(_FLUSH_S):
-                await self._reporting.once()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FLUSH_S):
+                    await self._reporting.once()
         await asyncio.to_thread(self.tracing.shutdown, _FLUSH_S)
