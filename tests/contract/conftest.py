@@ -177,6 +177,7 @@ class Service:
         self.tracings: dict[str, Tracing] = {}
         self.meter = Observed()
         self.watched: WatchedEngine
+        self.readiness: Readiness
         self.loop: asyncio.AbstractEventLoop
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
@@ -258,7 +259,7 @@ class Service:
         )
         insight = InsightService(config.insight)
         telemetry = Telemetry(hop("gateway"), Outbox(), insight)
-        readiness = Readiness(self.config, hops)
+        readiness = self.readiness = Readiness(self.config, hops)
         if self.config.engine.sim.fail_after_tokens is None and self.config.engine.sim.stall_after_tokens is None:
             await readiness.warm_up()
         else:

@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import httpx
@@ -10,6 +10,8 @@ import openai
 import pytest
 from receiver import ReceivedSpan, Receiver
 
+from serve_app.errors import Overloaded
+from serve_app.messages import EngineDelta, EngineRequest
 from serve_app.telemetry import names
 
 MODEL = "simulated"
@@ -219,6 +221,37 @@ def test_a_prompt_that_is_too_long_is_marked_where_it_was_refused(traced: Any, t
     spans = trace.spans(traced, "tokenizer")
     assert spans["gateway"].attributes["error.type"] == "context_length_exceeded"
     assert spans["tokenizer"].attributes["error.type"] == "context_length_exceeded"
+
+
+def test_a_full_engine_refuses_and_every_hop_says_so(
+    serve: Any, receiver: Receiver, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = serve({"tracing": {"endpoint": receiver.grpc_url}, "gateway": {"max_stops": 2}})
+
+    async def refuse(request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
+        raise Overloaded("engine: its queue is full.", "engine", 1.0)
+        yield
+
+    monkeypatch.setattr(service.watched.engine, "generate", refuse)
+    answer = httpx.post(f"{service.url}/v1/chat/completions", json=CHAT, headers=trace.headers())
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    spans = trace.spans(service, "postprocess", "engine.queue")
+    for name in ("gateway", "postprocess", "engine.queue"):
+        # It is the client who asks too much: no server failed.
+        assert (spans[name].status, spans[name].attributes["error.type"]) == ("unset", "overloaded"), name
+    assert spans["gateway"].attributes["tokenline.outcome"] == "refused"
+
+
+def test_a_cold_path_refuses_and_no_hop_was_asked(
+    serve: Any, receiver: Receiver, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = serve({"tracing": {"endpoint": receiver.grpc_url}, "gateway": {"max_stops": 2}})
+    monkeypatch.setattr(service.readiness, "_warm", False)
+    assert httpx.post(f"{service.url}/v1/chat/completions", json=CHAT, headers=trace.headers()).status_code == 503
+    spans = trace.spans(service)
+    assert {one.service for one in spans.values()} == {"gateway"}
+    assert (spans["gateway"].status, spans["gateway"].attributes["error.type"]) == ("error", "not_ready")
+    assert spans["gateway"].attributes["tokenline.outcome"] == "refused"
 
 
 def test_a_passed_deadline_is_a_timeout_whose_time_is_accounted_for(
