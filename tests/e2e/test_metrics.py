@@ -4,7 +4,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import openai
 import pytest
 from browser import chromium
 from playwright.sync_api import expect
-from prometheus import Prometheus, Series, prometheus
+from prometheus import Prometheus, prometheus
 
 from deployments.meter import exported_name
 from serve_app.launch import Service
@@ -184,13 +184,14 @@ def test_prometheus_takes_every_query_of_the_docs(metrics: Prometheus) -> None:
 
 # The last one: its load changes every count.
 def test_the_page_shows_under_load_what_prometheus_counts(
-    metrics: Prometheus, sim_service: Service, tmp_path: Path
+    metrics: Prometheus, sim_service: Service, sent: Sent, tmp_path: Path
 ) -> None:
+    everything = sent.answered + 1
     folder = Path(os.environ.get("TOKENLINE_SCREENSHOTS", tmp_path))
     with chromium() as browser:
         for name, width, height in (("desktop", 1440, 900), ("phone", 390, 844)):
             page = browser.new_page(viewport={"width": width, "height": height})
-            with load(sim_service):
+            with load(sim_service) as streams:
                 page.goto(f"{sim_service.url}/insight")
                 running = page.locator("[data-metric=running]")
                 expect(running).to_have_attribute("data-value", re.compile(r"[1-9]"), timeout=30_000)
@@ -198,8 +199,10 @@ def test_the_page_shows_under_load_what_prometheus_counts(
                 page.screenshot(path=picture, full_page=True)
             assert picture.stat().st_size > 20_000
             assert page.evaluate("document.documentElement.scrollWidth") <= width
+            everything += len(streams)
+            metrics.wait(IN_ALL["total-requests"], lambda answer, all_of=everything: answer[0].value == all_of, LIMIT_S)
             for metric, expression in IN_ALL.items():
-                (counted,) = metrics.wait(expression, settled(metrics, expression), LIMIT_S)
+                (counted,) = metrics.query(expression)
                 shown = page.locator(f"[data-metric={metric}]").first
                 expect(shown).to_have_attribute("data-value", str(int(counted.value)), timeout=30_000)
             share = page.locator("[data-metric=share][data-bucket=all]")
@@ -217,31 +220,23 @@ IN_ALL = {
 
 
 @contextmanager
-def load(service: Service) -> Iterator[None]:
-    """Four clients that stream inside the block, and end what they have begun after it."""
+def load(service: Service) -> Iterator[list[int]]:
+    """Four clients that stream inside the block, and end what they began after it; the list grows by each stream."""
     over = threading.Event()
+    streams: list[int] = []
 
     def talk() -> None:
         with openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as client:
             while not over.is_set():
                 for _ in client.completions.create(model=service.model, prompt="go on", max_tokens=40, stream=True):
                     pass
+                streams.append(1)
 
     with ThreadPoolExecutor(4) as clients:
         talks = [clients.submit(talk) for _ in range(4)]
         try:
-            yield
+            yield streams
         finally:
             over.set()
         for one in talks:
             one.result()
-
-
-def settled(server: Prometheus, expression: str) -> Callable[[list[Series]], bool]:
-    """Holds once the answer is that of three seconds ago: all that was counted has been reported and scraped."""
-
-    def holds(answer: list[Series]) -> bool:
-        before = server.query(expression.replace(")", " offset 3s)"))
-        return bool(answer) and bool(before) and answer[0].value == before[0].value
-
-    return holds
