@@ -165,7 +165,7 @@ class InsightSection(Section, frozen=True, kw_only=True):
     """
 
     num_cpus: Cpus = 0.1
-    max_requests: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    max_requests: Annotated[int, Meta(ge=1, le=100_000)] = 10_000
     window_s: Annotated[float, Meta(ge=10, le=86_400)] = 900.0
 
 

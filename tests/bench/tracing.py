@@ -122,21 +122,21 @@ async def client(url: str, mode: str, number: int, end: float) -> int:
 
 
 def report(rounds: list[Round], received_bytes: int) -> str:
-    """The table, medians of the rounds and their ratio to `off`."""
-    lines = [
-        f"{os.cpu_count()} cores, {len(rounds) // len(MODES)} rounds a mode; {received_bytes / 1e6:.1f} MB of spans"
-    ]
-    base = {mode: [one for one in rounds if one.mode == mode] for mode in MODES}
-    off_rate = statistics.median(one.tokens_per_s for one in base["off"])
-    off_cpu = statistics.median(one.cpu_s_per_1000_tokens for one in base["off"])
-    for mode, some in base.items():
-        rate = statistics.median(one.tokens_per_s for one in some)
-        cpu = statistics.median(one.cpu_s_per_1000_tokens for one in some)
-        spread = f"{min(one.tokens_per_s for one in some):.0f} to {max(one.tokens_per_s for one in some):.0f}"
-        lines.append(
-            f"{mode:>6}: {rate:7.0f} tokens/s ({rate / off_rate:.3f}; {spread})   "
-            f"{cpu:.3f} CPU-s per 1,000 tokens ({cpu / off_cpu:.3f})"
+    """Medians and spreads of the rounds, and the median of each round's ratio to the `off` of the same turn."""
+    turns = len(rounds) // len(MODES)
+    lines = [f"{os.cpu_count()} cores, {turns} rounds a mode; {received_bytes / 1e6:.1f} MB of spans"]
+    by_mode = {mode: [one for one in rounds if one.mode == mode] for mode in MODES}
+    for mode, some in by_mode.items():
+        pairs = list(zip(some, by_mode["off"], strict=True))
+        rates = [one.tokens_per_s for one in some]
+        costs = [one.cpu_s_per_1000_tokens for one in some]
+        rate_ratio = statistics.median(one.tokens_per_s / off.tokens_per_s for one, off in pairs)
+        cost_ratio = statistics.median(one.cpu_s_per_1000_tokens / off.cpu_s_per_1000_tokens for one, off in pairs)
+        rate = f"{statistics.median(rates):5.0f} tokens/s ({min(rates):.0f} to {max(rates):.0f}; {rate_ratio:.3f})"
+        cost = (
+            f"{statistics.median(costs):.3f} CPU-s per 1,000 ({min(costs):.3f} to {max(costs):.3f}; {cost_ratio:.3f})"
         )
+        lines.append(f"{mode:>6}: {rate}   {cost}")
     return "\n".join(lines)
 
 
