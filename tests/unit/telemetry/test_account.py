@@ -156,7 +156,7 @@ def test_the_time_per_token_is_the_mean_over_the_gaps_of_all_choices() -> None:
     choices = (
         ChoiceMetrics(5, BASE_S, BASE_S + 1),
         ChoiceMetrics(3, BASE_S, BASE_S + 0.5),
-        ChoiceMetrics(1, BASE_S, BASE_S),
+        ChoiceMetrics(1, BASE_S, BASE_S + 0.25),
         ChoiceMetrics(9, BASE_S, None),
     )
     assert account(changed(choices=choices)).tpot_s == 1.5 / 6

@@ -8,6 +8,7 @@ import logging
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,6 +62,16 @@ def test_a_line_is_one_object_that_says_where_it_comes_from(lines: Lines) -> Non
     }
 
 
+@pytest.fixture
+def far_from_greenwich(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "XYZ-9")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("far_from_greenwich")
 def test_the_time_is_that_of_the_record_in_utc(lines: Lines) -> None:
     record = logging.LogRecord("serve_app.a_test", logging.INFO, __file__, 1, "x", None, None)
     record.created, record.msecs = 1_700_000_000.25, 250.0
@@ -75,9 +86,22 @@ def test_what_is_below_info_is_not_written_and_what_is_not_ours_neither(lines: L
 
 
 @pytest.mark.parametrize("name", ["serve_app.x.y", "deployments.x"])
-def test_every_logger_of_ours_writes_once(lines: Lines, name: str) -> None:
+def test_every_logger_of_ours_writes(lines: Lines, name: str) -> None:
     alone(lambda: logging.getLogger(name).warning("x"))
     assert [line["logger"] for line in lines()] == [name]
+
+
+def test_a_line_is_written_once_and_to_nobody_else(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray and vLLM have handlers at the root."""
+    elsewhere = io.StringIO()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(elsewhere)])
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", again := io.StringIO())
+        set_up("tokenizer", "tokenizer-0")
+    alone(lambda: log.warning("x"))
+    assert lines() == []  # the later set-up has taken the earlier one's place
+    assert again.getvalue().count("\n") == 1
+    assert elsewhere.getvalue() == ""
 
 
 def test_fields_stand_beside_the_message(lines: Lines) -> None:

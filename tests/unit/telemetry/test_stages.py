@@ -86,6 +86,15 @@ def test_a_piece_whose_end_is_before_its_begin_counts_as_nothing() -> None:
     assert (one.count, one.busy_s) == (2, 1.0)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_it_is_the_longest_pieces_that_are_kept_whenever_they_came(order: int) -> None:
+    work = Work("w")
+    for at, ticks in enumerate(range(1, 41)[::order]):
+        work.add(BASE_S + at, BASE_S + at + ticks / 1024)
+    (one,) = work.stages()
+    assert sorted(round((end - begin) * 1024) for begin, end in one.pieces) == list(range(25, 41))
+
+
 @given(st.integers(17, 2_000))
 def test_what_is_kept_does_not_grow_with_the_work(count: int) -> None:
     work = Work("w")
