@@ -12,10 +12,10 @@ from ray.serve.handle import DeploymentHandle
 from deployments.handles import InsightHandle
 from deployments.meter import RayMeter
 from serve_app.config import AppConfig
+from serve_app.insight.reporting import Reporting
 from serve_app.messages import GpuReport, HopReport, LoadReport
 from serve_app.telemetry import logs, tracing
 from serve_app.telemetry.outbox import Outbox
-from serve_app.telemetry.reporting import Reporting
 
 # Within Ray Serve's time for a replica's end.
 _FLUSH_S = 2.0

@@ -1,1 +1,1 @@
-"""What the latest requests say: where the time went, which layer costs most, and what to do about it."""
+"""What is remembered of all requests and replicas, how it gets here, and the page that shows it."""

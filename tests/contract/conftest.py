@@ -30,6 +30,7 @@ from serve_app.engine.sim_engine import SimEngine
 from serve_app.gateway.observe import Telemetry
 from serve_app.gateway.readiness import Readiness
 from serve_app.gateway.server import Gateway
+from serve_app.insight.reporting import Reporting
 from serve_app.insight.service import InsightService
 from serve_app.messages import (
     EngineDelta,
@@ -46,7 +47,6 @@ from serve_app.path import Hops
 from serve_app.postprocess.service import PostprocessService
 from serve_app.telemetry.metrics import Observation
 from serve_app.telemetry.outbox import Outbox
-from serve_app.telemetry.reporting import Reporting
 from serve_app.telemetry.tracing import Tracing, start
 from serve_app.tokenizer.encoder import PromptEncoder
 from serve_app.tokenizer.service import TokenizerService

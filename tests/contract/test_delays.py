@@ -7,20 +7,12 @@ from typing import Any
 import httpx
 import pytest
 from receiver import Receiver
+from trace_tree import DELAYS, took
 
 from serve_app.explain.explain import explain
-from serve_app.telemetry import names
 
 DELAY_S = 0.3
 CHAT = {"model": "simulated", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "stream": True}
-DELAYS = {
-    "template_ms": names.TEMPLATE,
-    "encode_ms": names.ENCODE,
-    "engine_queue_ms": names.ENGINE_QUEUE,
-    "prefill_ms": names.PREFILL,
-    "detokenize_ms": names.DETOKENIZE,
-    "write_ms": names.WRITE,
-}
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +29,8 @@ def test_a_delay_is_seen_in_its_place_and_nowhere_else(serve: Any, receiver: Rec
         headers = {"traceparent": f"00-{trace_id}-{'1' * 16}-01"}
         assert httpx.post(f"{service.url}/v1/chat/completions", json=CHAT, headers=headers).status_code == 200
     receiver.wait_for(lambda spans: sum(one.trace_id in traces for one in spans) == 3 * 15)
-    spans = [one for one in receiver.spans() if one.trace_id in traces and one.name in names.STAGES]
-    # The quickest of three: a busy machine makes each of them wait somewhere, but not always in one place.
-    took = {
-        name: min(one.end_s - one.start_s for one in spans if one.name == name) for name in {one.name for one in spans}
-    }
-    assert took.pop(stage) >= DELAY_S - 0.005  # a timer may fire a little early
-    assert sum(took.values()) < DELAY_S, took
+    seconds = took(one for one in receiver.spans() if one.trace_id in traces)
+    assert seconds.pop(stage) >= DELAY_S - 0.005  # a timer may fire a little early
+    assert sum(seconds.values()) < DELAY_S, seconds
     requests = [request for trace_id in traces for request in service.requests(id=trace_id)]
     assert explain(requests).dominant == stage

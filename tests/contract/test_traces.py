@@ -9,6 +9,8 @@ import httpx
 import openai
 import pytest
 from receiver import ReceivedSpan, Receiver
+from trace_tree import CHAT as CHAT_TREE
+from trace_tree import CHAT_SPANS, tree
 
 from serve_app.errors import Overloaded
 from serve_app.messages import EngineDelta, EngineRequest
@@ -16,23 +18,6 @@ from serve_app.telemetry import names
 
 MODEL = "simulated"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "A secret of mine"}], "max_tokens": 4}
-TREE = {
-    ("gateway", None, "server", "gateway"),
-    ("gateway.auth", "gateway", "internal", "gateway"),
-    ("gateway.read", "gateway", "internal", "gateway"),
-    ("gateway.write", "gateway", "internal", "gateway"),
-    ("tokenizer", "gateway", "server", "tokenizer"),
-    ("tokenizer.queue", "tokenizer", "internal", "tokenizer"),
-    ("tokenizer.template", "tokenizer", "internal", "tokenizer"),
-    ("tokenizer.encode", "tokenizer", "internal", "tokenizer"),
-    ("postprocess", "gateway", "server", "postprocess"),
-    ("postprocess.queue", "postprocess", "internal", "postprocess"),
-    ("postprocess.detokenize", "postprocess", "internal", "postprocess"),
-    ("postprocess.render", "postprocess", "internal", "postprocess"),
-    ("engine.queue", "postprocess", "internal", "engine"),
-    ("prefill", "postprocess", "internal", "engine"),
-    ("decode", "postprocess", "internal", "engine"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +54,6 @@ def trace(receiver: Receiver) -> Trace:
     return Trace(receiver)
 
 
-def tree(spans: dict[str, ReceivedSpan]) -> set[tuple[str, str | None, str, str]]:
-    by_id = {one.span_id: one.name for one in spans.values()}
-    return {(one.name, by_id.get(one.parent_id), one.kind, one.service) for one in spans.values()}
-
-
 def stream(service: Any, body: dict[str, Any], headers: dict[str, str]) -> str:
     answer = httpx.post(f"{service.url}/v1/chat/completions", json=body | {"stream": True}, headers=headers)
     assert answer.status_code == 200, answer.text
@@ -82,8 +62,8 @@ def stream(service: Any, body: dict[str, Any], headers: dict[str, str]) -> str:
 
 def test_a_streaming_chat_is_one_trace_with_every_stage(traced: Any, trace: Trace) -> None:
     stream(traced, CHAT, trace.headers())
-    spans = trace.spans(traced, *(name for name, *_ in TREE))
-    assert tree(spans) == TREE
+    spans = trace.spans(traced, *CHAT_SPANS)
+    assert tree(spans.values()) == CHAT_TREE
     assert spans["gateway"].parent_id == trace.caller
     for one in spans.values():
         assert one.status == "unset", one
@@ -123,7 +103,7 @@ def test_an_unsampled_traceparent_yields_nothing(traced: Any, receiver: Receiver
     assert answer.headers["traceparent"].endswith("-00")
     after = Trace(receiver)
     stream(traced, CHAT, after.headers())
-    after.spans(traced, *(name for name, *_ in TREE))
+    after.spans(traced, *CHAT_SPANS)
     assert not [one for one in receiver.spans() if one.trace_id == trace.id]
 
 
@@ -149,7 +129,7 @@ def words_of(spans: dict[str, ReceivedSpan]) -> str:
 
 def test_nobodys_words_are_on_a_span(traced: Any, trace: Trace) -> None:
     text = stream(traced, CHAT | {"stop": ["my stop string"]}, trace.headers())
-    spans = trace.spans(traced, *(name for name, *_ in TREE))
+    spans = trace.spans(traced, *CHAT_SPANS)
     words = words_of(spans)
     assert "secret" not in words
     assert "my stop string" not in words
@@ -166,7 +146,7 @@ def test_nobodys_words_are_on_a_span(traced: Any, trace: Trace) -> None:
 def test_words_are_on_spans_where_the_configuration_says_so(serve: Any, receiver: Receiver, trace: Trace) -> None:
     service = serve({"tracing": {"endpoint": receiver.grpc_url, "capture_content": True}})
     stream(service, CHAT, trace.headers())
-    spans = trace.spans(service, *(name for name, *_ in TREE))
+    spans = trace.spans(service, *CHAT_SPANS)
     assert "A secret of mine" in spans["gateway"].attributes["gen_ai.input.messages"]
     assert json.loads(spans["postprocess"].attributes["gen_ai.output.messages"])[0]
 

@@ -9,6 +9,7 @@ import httpx
 import msgspec
 import pytest
 from receiver import ReceivedSpan, Receiver
+from trace_tree import DELAYS, took
 
 from serve_app.cli import main
 from serve_app.explain.explain import explain
@@ -19,14 +20,6 @@ from serve_app.telemetry import names
 
 SIMULATED = DEFAULT_CONFIG.with_name("simulated.yaml")
 DELAY_S = 0.3
-DELAYS = {
-    "template_ms": names.TEMPLATE,
-    "encode_ms": names.ENCODE,
-    "engine_queue_ms": names.ENGINE_QUEUE,
-    "prefill_ms": names.PREFILL,
-    "detokenize_ms": names.DETOKENIZE,
-    "write_ms": names.WRITE,
-}
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -49,10 +42,9 @@ def test_a_delay_is_seen_in_its_hop_and_nowhere_else(
         with serving(SIMULATED, port=0, overrides=args) as service:
             spans, requests = ask_five_times(service.url, receiver)
             assert main(["explain", "--url", service.url, "--last", "5"]) == 0
-    # The quickest of five: on a busy machine each of them waits somewhere now and then, but not always in one place.
-    took = {name: min(span.end_s - span.start_s for span in spans if span.name == name) for name in names_of(spans)}
-    assert took.pop(stage) >= DELAY_S - 0.005  # a timer may fire a little early
-    assert sum(took.values()) < DELAY_S, took
+    seconds = took(spans)
+    assert seconds.pop(stage) >= DELAY_S - 0.005  # a timer may fire a little early
+    assert sum(seconds.values()) < DELAY_S, seconds
     assert explain(requests).dominant == stage
     assert f"the largest part of the wait is {stage}" in capsys.readouterr().out
 
@@ -85,7 +77,3 @@ def latest(http: httpx.Client, count: int) -> tuple[RequestMetrics, ...]:
         time.sleep(0.1)
     assert len(requests) == count
     return requests
-
-
-def names_of(spans: list[ReceivedSpan]) -> set[str]:
-    return {span.name for span in spans} & set(names.STAGES)

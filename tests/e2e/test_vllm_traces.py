@@ -13,6 +13,8 @@ import openai
 import pytest
 from prometheus import prometheus
 from receiver import ReceivedSpan, Receiver
+from trace_tree import CHAT as CHAT_TREE
+from trace_tree import CHAT_SPANS, tree
 
 from serve_app.launch import Service
 from serve_app.messages import RequestMetrics
@@ -25,23 +27,6 @@ CHAT: dict[str, Any] = {
     "temperature": 0,
     "max_tokens": 8,
     "stream": True,
-}
-TREE = {
-    ("gateway", None, "server", "gateway"),
-    ("gateway.auth", "gateway", "internal", "gateway"),
-    ("gateway.read", "gateway", "internal", "gateway"),
-    ("gateway.write", "gateway", "internal", "gateway"),
-    ("tokenizer", "gateway", "server", "tokenizer"),
-    ("tokenizer.queue", "tokenizer", "internal", "tokenizer"),
-    ("tokenizer.template", "tokenizer", "internal", "tokenizer"),
-    ("tokenizer.encode", "tokenizer", "internal", "tokenizer"),
-    ("postprocess", "gateway", "server", "postprocess"),
-    ("postprocess.queue", "postprocess", "internal", "postprocess"),
-    ("postprocess.detokenize", "postprocess", "internal", "postprocess"),
-    ("postprocess.render", "postprocess", "internal", "postprocess"),
-    ("engine.queue", "postprocess", "internal", "engine"),
-    ("prefill", "postprocess", "internal", "engine"),
-    ("decode", "postprocess", "internal", "engine"),
 }
 CLIENTS = 8
 REQUESTS = 200
@@ -60,10 +45,9 @@ def test_a_streaming_chat_is_one_trace_under_the_clients_span(http: httpx.Client
     trace_id, caller = uuid.uuid4().hex, uuid.uuid4().hex[:16]
     answer = http.post("/v1/chat/completions", json=CHAT, headers={"traceparent": f"00-{trace_id}-{caller}-01"})
     assert answer.status_code == 200
-    spans = trace_of(receiver, trace_id, *(name for name, *_ in TREE))
+    spans = trace_of(receiver, trace_id, *CHAT_SPANS)
     by_id = {one.span_id: one for one in spans.values()}
-    names = {one.span_id: one.name for one in spans.values()}
-    assert {(one.name, names.get(one.parent_id or ""), one.kind, one.service) for one in spans.values()} == TREE
+    assert tree(spans.values()) == CHAT_TREE
     assert spans["gateway"].parent_id == caller
     assert answer.headers["traceparent"] == f"00-{trace_id}-{spans['gateway'].span_id}-01"
     for one in spans.values():
@@ -92,7 +76,7 @@ def test_an_unsampled_request_yields_no_span(http: httpx.Client, receiver: Recei
     for trace_id, flags in ((unsampled, "00"), (sampled, "01")):
         headers = {"traceparent": f"00-{trace_id}-{'2' * 16}-{flags}"}
         assert http.post("/v1/chat/completions", json=CHAT, headers=headers).status_code == 200
-    trace_of(receiver, sampled, *(name for name, *_ in TREE))
+    trace_of(receiver, sampled, *CHAT_SPANS)
     assert not [one for one in receiver.spans() if one.trace_id == unsampled]
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from serve_app.insight import reporting
+from serve_app.insight.reporting import Reporting
 from serve_app.messages import HopReport, LoadReport, RequestMetrics
-from serve_app.telemetry import reporting
 from serve_app.telemetry.metrics import Observation
 from serve_app.telemetry.outbox import Outbox
-from serve_app.telemetry.reporting import Reporting
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
