@@ -86,6 +86,7 @@ class Reporting:
 
     def _is_news(self, report: HopReport) -> bool:
         before = self._pushed
-        if before is None or report.reported_s - before.reported_s >= _HEARTBEAT_S:
+        # A clock that was set back must not silence the heartbeat.
+        if before is None or not 0 <= report.reported_s - before.reported_s < _HEARTBEAT_S:
             return True
         return msgspec.structs.replace(report, reported_s=before.reported_s) != before

@@ -52,7 +52,11 @@ def account(request: RequestMetrics) -> Account:
 
 
 def parts(stages: tuple[Stage, ...], begin_s: float, end_s: float) -> dict[str, float]:
-    """Seconds of each stage between the two moments, and what remains as `unaccounted`."""
+    """Seconds of each stage between the two moments, and what remains as `unaccounted`.
+
+    Stages of names that are not known here, from a newer hop, are left out: their time is unaccounted.
+    """
+    stages = tuple(one for one in stages if one.name in _RANK)
     seconds = _sweep([span for one in stages for span in _spans(one, begin_s, end_s)])
     left = max(0.0, end_s - begin_s - sum(seconds.values()))
     for one in stages:

@@ -3,6 +3,7 @@
 `bind` names the request that the running task works on; every line of ours that is written meanwhile carries its ids.
 """
 
+import json
 import logging
 import sys
 import time
@@ -39,7 +40,10 @@ class JsonFormatter(logging.Formatter):
         line |= getattr(record, "fields", {})
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line).decode()
+        try:
+            return msgspec.json.encode(line).decode()
+        except (TypeError, UnicodeEncodeError):  # half a surrogate pair, or something that has no JSON
+            return json.dumps(line, default=str)
 
 
 def set_up(hop: str, replica: str) -> None:

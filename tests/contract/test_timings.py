@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 from typing import Any
 
 import httpx
@@ -149,14 +148,21 @@ def test_the_warm_up_is_nobodys_request(serve: Any) -> None:
     assert service.requests() == ()
 
 
+def head(request_id: str, body: bytes) -> bytes:
+    """What goes ahead of a chat's body on a bare connection."""
+    return (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nx-request-id: {request_id}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    ).encode()
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_left_is_remembered_as_such(serve: Any, stream: bool) -> None:
     service = serve({"engine": {"sim": {"step_ms": 5.0}}})
     request_id = f"left-{stream}"
     raw = json.dumps(CHAT | {"max_tokens": 4000, "stream": stream}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nx-request-id: {request_id}\r\nContent-Length: {len(raw)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", service.port)) as leaver:
-        leaver.sendall(head.encode() + raw)
+    with service.connect() as leaver:
+        leaver.sendall(head(request_id, raw) + raw)
         service.wait_busy()
     service.wait_idle()
     request = remembered(service, request_id)
@@ -166,9 +172,8 @@ def test_a_client_that_left_is_remembered_as_such(serve: Any, stream: bool) -> N
 def test_a_client_that_closes_once_it_has_all_did_not_leave(path: Any) -> None:
     for number in range(20):
         body = json.dumps(CHAT | {"stream": True, "max_tokens": 2}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nx-request-id: all-{number}\r\nContent-Length: {len(body)}\r\n\r\n"
         with path.connect() as client:
-            client.sendall(head.encode() + body)
+            client.sendall(head(f"all-{number}", body) + body)
             received = b""
             while b"[DONE]" not in received:
                 received += client.recv(65536)

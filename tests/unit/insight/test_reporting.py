@@ -187,6 +187,13 @@ def test_without_news_there_is_only_a_heartbeat(replica: Replica) -> None:
     assert [one.reported_s for one in replica.reports] == [100.0, 110.0, 120.0, 130.0]
 
 
+def test_a_clock_that_was_set_back_does_not_silence_the_heartbeat(replica: Replica) -> None:
+    for reported_s in (1000.0, 100.0, 101.0, 110.0):
+        replica.change(reported_s=reported_s)
+        replica.once()
+    assert [one.reported_s for one in replica.reports] == [1000.0, 100.0, 110.0]
+
+
 @pytest.mark.parametrize(
     "news",
     [{"in_flight": 1}, {"queued": 1}, {"exported_spans": 1}, {"dropped_spans": 1}, {"load": LoadReport(1, 0, 0.5, 8)}],

@@ -170,3 +170,11 @@ def test_the_longest_gap_is_that_of_any_choice() -> None:
 @pytest.mark.parametrize(("tokens", "length"), [(None, "unknown"), (0, "short"), (199, "short"), (200, "medium")])
 def test_the_length_is_the_prompts_and_unknown_where_it_was_not_counted(tokens: int | None, length: str) -> None:
     assert account(changed(prompt_tokens=tokens)).length == length
+
+
+def test_a_stage_that_is_not_known_here_is_left_out() -> None:
+    newer = Stage("speculation", 1.0, 4.0, 3.0, 1, 3.0)
+    assert parts((newer, Stage(names.PREFILL, 0.0, 1.0, 1.0, 1, 1.0)), 0.0, 5.0) == {
+        names.PREFILL: 1.0,
+        names.UNACCOUNTED: 4.0,
+    }

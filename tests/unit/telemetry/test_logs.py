@@ -195,3 +195,10 @@ def test_lines_of_many_threads_do_not_mix(lines: Lines) -> None:
     written = lines()
     assert len(written) == 400
     assert all(one["message"] == one["request_id"] * 20 for one in written)
+
+
+def test_what_has_no_json_still_makes_a_line(lines: Lines) -> None:
+    alone(lambda: log.info("half a pair: %s", "\ud83d", extra={"fields": {"odd": object}}))
+    (line,) = lines()
+    assert line["message"] == "half a pair: \ud83d"
+    assert line["odd"] == str(object)
