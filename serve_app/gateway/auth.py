@@ -52,12 +52,14 @@ def _read(path: str | None) -> bytes | None:
 
 
 def _presented(headers: Headers) -> bytes:
-    scheme, _, value = headers.get("authorization", "").partition(" ")
+    # Starlette reads headers as Latin-1, whatever their bytes are; in it some halves of letters are spaces.
+    scheme, _, value = headers.get("authorization", "").strip(" \t").partition(" ")
+    raw = value.encode("latin-1").strip(b" \t")
     if scheme.lower() == "bearer":
-        return value.strip().encode()
+        return raw
     if scheme.lower() == "basic":
         try:
-            return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
+            return base64.b64decode(raw, validate=True).partition(b":")[2]
         except binascii.Error:
             return b""
     return b""
