@@ -247,3 +247,26 @@ def test_whatever_the_arguments_are_they_load_or_are_refused_as_a_config_error(a
     except ConfigError:
         return
     assert isinstance(loaded, AppConfig)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("tracing.sample_ratio", 1.5),
+        ("tracing.endpoint", "jaeger:4317"),
+        ("tracing.protocol", "http/json"),
+        ("tracing.max_queued_spans", 1),
+        ("insight.max_requests", 0),
+        ("insight.window_s", 1),
+        ("insight.replicas", 2),
+        ("delays.write_ms", -1),
+    ],
+)
+def test_what_is_observed_has_its_bounds(key: str, value: Any) -> None:
+    assert refusal(nested(key, value)).startswith(f"{key}: ")
+
+
+def test_delays_are_for_the_simulated_engine_only() -> None:
+    assert refusal(nested("delays.write_ms", 5)) == "delays: only with engine.kind sim"
+    args = nested("delays.write_ms", 5) | {"engine": {"kind": "sim"}}
+    assert load(args).delays.write_ms == 5

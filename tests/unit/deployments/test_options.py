@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from deployments.options import engine_options, hop_options
-from serve_app.config import EngineSection, GatewaySection, Hop
+from deployments.options import engine_options, hop_options, insight_options
+from serve_app.config import EngineSection, GatewaySection, Hop, InsightSection
 
 
 def test_a_hop_has_fixed_replicas_and_the_limits_of_its_section() -> None:
@@ -85,3 +85,9 @@ def test_the_options_of_two_replicas_are_not_one_object() -> None:
     first, second = engine_options(EngineSection()), engine_options(EngineSection())
     first["ray_actor_options"]["num_gpus"] = 0
     assert second["ray_actor_options"]["num_gpus"] == 1
+
+
+def test_the_insight_has_one_replica_whatever_its_size() -> None:
+    options = insight_options(InsightSection(num_cpus=0.5))
+    assert (options["name"], options["num_replicas"]) == ("insight", 1)
+    assert options["ray_actor_options"] == {"num_cpus": 0.5}
