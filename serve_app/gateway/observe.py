@@ -76,13 +76,14 @@ class ObserveMiddleware:
     def _finish(self, recording: Recording, span: HopSpan) -> None:
         metrics = recording.metrics(span.trace_id, span.sampled)
         self._telemetry.outbox.add(metrics)
+        numbers = account(metrics)
         if span.sampled:
             own = [one for one in metrics.stages if one.name.startswith(f"{GATEWAY}.")]
             span.stages(own)
             span.set(request_attributes(recording, self._telemetry.tracing.capture_content))
-            span.set(response_attributes(recording, metrics, account(metrics)))
+            span.set(response_attributes(recording, metrics, numbers))
         span.end(metrics.ended_s, error=metrics.error, failed=metrics.status >= 500)
-        _log(metrics)
+        _log(metrics, numbers)
 
 
 def recording_of(scope: Scope) -> Recording | None:
@@ -121,10 +122,7 @@ def _observed(send: Send, recording: Recording, span: HopSpan) -> Send:
     return observed_send
 
 
-def _log(metrics: RequestMetrics) -> None:
-    if not logger.isEnabledFor(logging.INFO):
-        return
-    numbers: Account = account(metrics)
+def _log(metrics: RequestMetrics, numbers: Account) -> None:
     fields: dict[str, Any] = {
         "operation": metrics.operation,
         "stream": metrics.stream,
