@@ -48,10 +48,22 @@ def _merged(observations: Sequence[Observation]) -> list[Observation]:
     return merged + [Observation(one.metric, sums[key], one.labels) for key, one in counted.items()]
 
 
+def _counting(counter: Counter) -> _Record:
+    """Adds to a counter. Ray's `inc` refuses 0, which makes a series be there before it grows."""
+
+    def count(value: float, labels: Mapping[str, str]) -> None:
+        if value:
+            counter.inc(value, labels)
+        else:
+            counter._record(0.0, labels)
+
+    return count
+
+
 def _recorder(metric: Metric) -> _Record:
     record: _Record
     if metric.kind == "counter":
-        record = Counter(metric.name, metric.description, metric.labels).inc
+        record = _counting(Counter(metric.name, metric.description, metric.labels))
     elif metric.kind == "gauge":
         record = Gauge(metric.name, metric.description, metric.labels).set
     else:

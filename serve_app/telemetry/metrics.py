@@ -69,8 +69,10 @@ def of_request(request: RequestMetrics, served_model: str) -> list[Observation]:
 
 
 def of_report(report: HopReport, before: HopReport | None) -> list[Observation]:
-    """A replica's gauges now, and what its counters grew by since its report `before` (None: since its start).
+    """A replica's gauges now, and what its counters grew by since its report `before`.
 
+    None is before the first: then its counters are observed at 0 too, so that they are there before they grow, which
+    Prometheus' `rate` needs to see the first growth.
     Recorded by the replica itself, so that Ray Serve's labels name it. Its `requests` are for `of_request`.
     """
     observations = _observe({"hop": report.hop}, tokenline_in_flight=report.in_flight, tokenline_queued=report.queued)
@@ -85,7 +87,7 @@ def of_report(report: HopReport, before: HopReport | None) -> list[Observation]:
     counts, counted = _counts(report), _counts(before)
     # A count that fell is of a process that began anew.
     grown = {name: now - counted.get(name, 0) if now >= counted.get(name, 0) else now for name, now in counts.items()}
-    observations += _observe({"hop": report.hop}, **grown)
+    observations += _observe({"hop": report.hop}, before is None, **grown)
     return observations + [one for gpu in report.gpus for one in _of_gpu(report.hop, gpu)]
 
 
@@ -137,14 +139,14 @@ def _one_of(known: Collection[str], value: str, otherwise: str) -> str:
     return value if value in known else otherwise
 
 
-def _observe(labels: dict[str, str], **values: float | None) -> list[Observation]:
+def _observe(labels: dict[str, str], with_zeros: bool = False, /, **values: float | None) -> list[Observation]:
     """The values that are known, each with its metric's labels; a counter does not grow by nothing."""
     observations = []
     # Many metrics have the same labels, and a request has dozens of values.
     shared: dict[tuple[str, ...], dict[str, str]] = {}
     for name, value in values.items():
         metric = METRICS[name]
-        if value is None or (metric.kind == "counter" and value <= 0):
+        if value is None or (metric.kind == "counter" and value <= 0 and not with_zeros):
             continue
         if metric.labels not in shared:
             shared[metric.labels] = {label: labels[label] for label in metric.labels}

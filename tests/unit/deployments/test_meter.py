@@ -29,7 +29,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         def record(self: Any, value: float, tags: dict[str, str]) -> None:
             calls.append((CALLS[kind], self.name, value, tags))
 
-        return type(kind, (), {"__init__": init, CALLS[kind]: record})
+        return type(kind, (), {"__init__": init, CALLS[kind]: record, "_record": record})
 
     for kind in CALLS:
         monkeypatch.setattr(meter, kind, stand_in(kind))
@@ -61,6 +61,25 @@ def test_an_observation_goes_to_its_metric_in_the_way_of_its_kind(recorded: list
         ("observe", "tokenline_stage_duration_seconds", 0.5, labels),
         ("inc", "tokenline_requests", 1, labels),
     ]
+
+
+def test_a_replicas_counters_are_there_at_zero_before_they_grow(recorded: list[tuple[Any, ...]]) -> None:
+    one = RayMeter()
+    recorded.clear()
+    report = HopReport("engine", "engine-0", 1.0, 0, 0, load=LoadReport(0, 0, 0.0, 8))
+    one.record(of_report(report, None))
+    zeros = {name for _, name, value, _ in recorded if METRICS[name].kind == "counter" and value == 0}
+    assert zeros == {
+        "tokenline_exported_spans",
+        "tokenline_dropped_spans",
+        "tokenline_dropped_requests",
+        "tokenline_engine_preemptions",
+        "tokenline_engine_prefix_query_tokens",
+        "tokenline_engine_prefix_hit_tokens",
+    }
+    recorded.clear()
+    one.record(of_report(report, report))
+    assert not [name for _, name, _, _ in recorded if METRICS[name].kind == "counter"]
 
 
 def test_counters_of_one_call_are_summed_for_each_label_set(recorded: list[tuple[Any, ...]]) -> None:

@@ -109,7 +109,12 @@ def test_what_is_unknown_is_not_observed() -> None:
 def test_a_counter_does_not_grow_by_nothing() -> None:
     seen = of_request(changed(REQUEST, cached_tokens=0, completion_tokens=0), MODEL)
     assert values(seen, "tokenline_cached_prompt_tokens") == values(seen, "tokenline_completion_tokens") == []
-    assert metrics_in(of_report(REPORT, None)) == {"tokenline_in_flight", "tokenline_queued"}
+    assert metrics_in(of_report(REPORT, REPORT)) == {"tokenline_in_flight", "tokenline_queued"}
+
+
+def test_a_replicas_first_report_has_its_counters_at_zero() -> None:
+    for name in ("tokenline_exported_spans", "tokenline_dropped_spans", "tokenline_dropped_requests"):
+        assert value(of_report(REPORT, None), name) == 0
 
 
 def test_a_gauge_of_zero_is_observed() -> None:
@@ -187,6 +192,9 @@ def test_an_engines_load_is_observed() -> None:
         "tokenline_engine_waiting": 1,
         "tokenline_engine_kv_usage": 0.25,
         "tokenline_engine_kv_blocks": 64,
+        "tokenline_exported_spans": 0,
+        "tokenline_dropped_spans": 0,
+        "tokenline_dropped_requests": 0,
         "tokenline_engine_preemptions": 4,
         "tokenline_engine_prefix_query_tokens": 100,
         "tokenline_engine_prefix_hit_tokens": 32,
