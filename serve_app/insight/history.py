@@ -1,6 +1,7 @@
 """What the insight remembers: latest requests, each replica's latest report, bins of 10 s of load and rates, totals.
 
-Pure: no asyncio, no Ray, no clock. Bounded by the config's `max_requests` and `window_s`; the totals outlive both.
+Pure: no asyncio, no Ray, no clock. Bounded by the config's `max_requests`, by the stages so many have, and `window_s`;
+the totals outlive them.
 """
 
 from collections import Counter, deque
@@ -13,6 +14,7 @@ from serve_app.config import InsightSection
 from serve_app.messages import HopReport, LoadReport, RequestMetrics
 from serve_app.telemetry.account import Account, account
 from serve_app.telemetry.names import GATEWAY, STAGES
+from serve_app.telemetry.outbox import STAGES_PER_REQUEST
 
 BIN_S = 10.0
 # A replica that has not reported for this long is gone. Each reports every second that it has news, else every ten.
@@ -83,6 +85,8 @@ class History:
     def __init__(self, config: InsightSection) -> None:
         self.window_s = config.window_s
         self._max_requests = config.max_requests
+        self._max_stages = config.max_requests * STAGES_PER_REQUEST
+        self._stages = 0
         self._entries: deque[Entry] = deque()
         self._replicas: dict[Replica, tuple[float, HopReport]] = {}
         self._counts: dict[float, Counts] = {}
@@ -153,6 +157,7 @@ class History:
             request = msgspec.structs.replace(request, stages=known)
         at_s = min(request.ended_s, now_s)
         self._entries.append(Entry(at_s, request, account(request)))
+        self._stages += len(request.stages)
         self.totals.add(request)
         counts = self._counts.setdefault(bin_of(at_s), Counts())
         counts.requests += 1
@@ -180,9 +185,9 @@ class History:
     def _forget(self, now_s: float) -> None:
         from_s = now_s - self.window_s
         while self._entries and self._entries[0].at_s < from_s:
-            self._entries.popleft()
-        while len(self._entries) > self._max_requests:
-            self._complete_from_s = max(self._complete_from_s, self._entries.popleft().at_s)
+            self._forget_oldest()
+        while len(self._entries) > self._max_requests or (self._stages > self._max_stages and len(self._entries) > 1):
+            self._complete_from_s = max(self._complete_from_s, self._forget_oldest())
         for replica in [one for one, (heard_s, _) in self._replicas.items() if now_s - heard_s > SILENT_S]:
             del self._replicas[replica]
         _forget_bins(self._counts, from_s)
@@ -190,6 +195,12 @@ class History:
             _forget_bins(bins, from_s)
             if not bins:
                 del self._loads[replica]
+
+    def _forget_oldest(self) -> float:
+        """When it ended."""
+        oldest = self._entries.popleft()
+        self._stages -= len(oldest.request.stages)
+        return oldest.at_s
 
 
 def _forget_bins(bins: dict[float, Any], from_s: float) -> None:

@@ -186,3 +186,15 @@ def test_it_stays_within_its_bounds(steps: list[tuple[float, float]], max_reques
         assert len(history.counts(now_s)) <= most
         assert all(len(bins) <= most for bins in history.loads(now_s).values())
     assert history.totals.requests == len(steps)
+
+
+def test_requests_of_very_many_choices_are_bounded_by_their_stages() -> None:
+    history = history_of(max_requests=10)
+    large = tuple(Stage("decode", T, T + 1, 1.0) for _ in range(100))
+    for number in range(3):
+        history.add(gateway(request_at(T + number, str(number), stages=large)), T + number)
+    assert ids(history.requests()) == ["2"]  # 160 stages is room for one of them
+    assert history.complete_from_s(T + 3) == T + 1
+    history.add(gateway(request_at(T + 3, "small")), T + 3)
+    assert ids(history.requests()) == ["2", "small"]
+    assert history.totals.requests == 4

@@ -1,10 +1,11 @@
 """What waits to be reported: in order, bounded, and what does not fit is counted."""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from serve_app.messages import RequestMetrics
+from serve_app.messages import RequestMetrics, Stage
 from serve_app.telemetry.outbox import Outbox
 
 
@@ -90,3 +91,14 @@ class AnyUse(RuleBasedStateMachine):
 
 
 TestAnyUse = AnyUse.TestCase
+
+
+def test_requests_of_very_many_choices_are_bounded_by_their_stages() -> None:
+    outbox = Outbox(10)
+    large = tuple(Stage("decode", 0.0, 1.0, 1.0) for _ in range(100))
+    for number in range(5):
+        outbox.add(msgspec.structs.replace(request(number), stages=large))
+    assert ids(outbox.take()) == [4]  # 160 stages is room for one of them
+    assert outbox.dropped == 4
+    outbox.add(msgspec.structs.replace(request(5), stages=large * 10))
+    assert ids(outbox.take()) == [5]  # the latest is kept, whatever its size
