@@ -134,7 +134,7 @@ async def ask_all(url: str) -> list[str]:
             options: dict[str, Any] = {
                 "model": MODEL,
                 "messages": [{"role": "user", "content": text}],
-                "max_tokens": 2 + number % 5,
+                "max_tokens": 2 + number % 3,
                 "extra_headers": {"x-request-id": request_id},
                 "extra_body": {"ignore_eos": True},
             }
