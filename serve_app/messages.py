@@ -13,7 +13,6 @@ Every one of the requests carries a `RequestContext`. Times that end in `_s` are
 
 import enum
 import time
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -344,8 +343,3 @@ class PathReport(Message, frozen=True):
     def with_tasks(self, hop: str, tasks: int) -> "PathReport":
         """The report with one more hop's tasks in it."""
         return msgspec.structs.replace(self, tasks=self.tasks | {hop: tasks})
-
-
-def engine_request_ids(request_id: str, count: int) -> Sequence[str]:
-    """The ids under which the choices of one request run in the engine."""
-    return [request_id] if count == 1 else [f"{request_id}-{index}" for index in range(count)]

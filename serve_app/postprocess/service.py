@@ -6,7 +6,7 @@ Ray.
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -14,7 +14,7 @@ import msgspec
 
 from serve_app.aio import merge, task_count
 from serve_app.errors import EngineDied
-from serve_app.messages import Closing, EngineDelta, EngineRequest, GenerateRequest, PathReport, engine_request_ids
+from serve_app.messages import Closing, EngineDelta, EngineRequest, GenerateRequest, PathReport
 from serve_app.postprocess.choice import Choice, Update
 from serve_app.postprocess.job import Job
 from serve_app.postprocess.render import Echo, renderer_for
@@ -28,6 +28,11 @@ from serve_app.vocabulary import Vocabulary
 def _nth_seed(seed: int, number: int) -> int:
     """The seed of a prompt's choice `number`, within the 64 signed bits that vLLM takes; the first has `seed`."""
     return (seed + number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _engine_request_ids(request_id: str, count: int) -> Sequence[str]:
+    """The ids under which the choices of one request run in the engine."""
+    return [request_id] if count == 1 else [f"{request_id}-{index}" for index in range(count)]
 
 
 # In place of the one token that the engine generates for `max_tokens: 0`.
@@ -94,7 +99,7 @@ class PostprocessService:
         count = len(request.prompt_ids) * request.n
         context = request.context.sent_now(span.traceparent)
         runs = []
-        for index, engine_id in enumerate(engine_request_ids(context.request_id, count)):
+        for index, engine_id in enumerate(_engine_request_ids(context.request_id, count)):
             prompt, number = divmod(index, request.n)
             sampling = request.sampling
             if sampling.seed is not None and request.n > 1:
