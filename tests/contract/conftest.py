@@ -298,6 +298,14 @@ def _client_options(url: str) -> dict[str, Any]:
 Serve = Callable[[Mapping[str, Any]], Service]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _quick_spans() -> Iterator[None]:
+    """Spans leave at once, not after 5 s."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
+        yield
+
+
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     return load_tokenizer(configuration.load({"model": {"name": MODEL, "source": EMBEDDED}}).model)
