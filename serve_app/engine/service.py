@@ -13,7 +13,7 @@ from serve_app.engine.protocol import Engine
 from serve_app.errors import InternalError, RequestError
 from serve_app.messages import EngineDelta, EngineRequest, EngineTimes, LoadReport
 from serve_app.telemetry.logs import bind
-from serve_app.telemetry.stages import engine_stages
+from serve_app.telemetry.stages import engine_stages, times_with
 from serve_app.telemetry.tracing import Tracing
 
 
@@ -67,7 +67,7 @@ class _Phases:
         self.failed = False
 
     def see(self, delta: EngineDelta) -> None:
-        self._times = delta.times or self._times
+        self._times = times_with(delta, self._times)
         self._last_delta_s = time.time()
         self._tokens += len(delta.token_ids)
         self.whole = delta.finish_reason is not None
@@ -77,7 +77,9 @@ class _Phases:
         context = self._request.context
         if not tracing.records(context.traceparent):
             return
-        stages = engine_stages(context, self._times, self._last_delta_s or time.time())
+        # What failed was in its last phase until then, also where that gave nothing for long.
+        ended_s = self._last_delta_s if self.error is None else None
+        stages = engine_stages(context, self._times, ended_s or time.time())
         shared = {"tokenline.engine_request_id": self._request.engine_request_id}
         *before, last = stages
         for one in before:

@@ -14,6 +14,8 @@ from serve_app.telemetry.names import PROVIDER
 
 # What a span may hold of a prompt, in characters.
 _MAX_CAPTURED = 32_768
+# What it may hold of the name of a model, known or not: as many as a model's name may have (`config.py`).
+_MAX_MODEL = 256
 
 
 def request_attributes(recording: Recording, capture_content: bool) -> dict[str, Any]:
@@ -28,7 +30,7 @@ def request_attributes(recording: Recording, capture_content: bool) -> dict[str,
         return attributes
     sampling = inbound.sampling
     attributes |= {
-        "gen_ai.request.model": inbound.model,
+        "gen_ai.request.model": inbound.model[:_MAX_MODEL],
         "gen_ai.request.max_tokens": inbound.max_tokens,
         "gen_ai.request.temperature": sampling.temperature,
         "gen_ai.request.top_p": sampling.top_p,

@@ -6,6 +6,7 @@ The key comes from a file or the environment, is compared in constant time, and 
 import base64
 import binascii
 import hmac
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,7 +22,10 @@ class Authenticator:
     """Reads its key once. Raises ConfigError for a file that cannot be read or is empty."""
 
     def __init__(self, config: GatewaySection, environ: Mapping[str, str]) -> None:
-        self._admin_key = _read(config.admin_key_file) or environ.get(ADMIN_KEY_VARIABLE, "").strip().encode() or None
+        # An environment may hold bytes that are no UTF-8.
+        self._admin_key = (
+            _read(config.admin_key_file) or os.fsencode(environ.get(ADMIN_KEY_VARIABLE, "")).strip() or None
+        )
 
     def tenant(self, headers: Headers) -> str:
         """On whose account a request runs."""

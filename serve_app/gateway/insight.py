@@ -59,6 +59,7 @@ class InsightRoutes:
 def _last(text: str | None) -> int:
     if text is None:
         return _DEFAULT_LAST
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _MAX_LAST):
+    # Python refuses to read numbers of thousands of digits.
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= _MAX_LAST):
         raise InvalidRequest(f"last: expected a whole number from 1 to {_MAX_LAST}.", "last")
     return int(text)

@@ -3,6 +3,7 @@
 Pure ASGI, around the routes: what is written here is the last thing that can be measured of a request.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve_app.errors import as_request_error
 from serve_app.gateway.attributes import request_attributes, response_attributes
 from serve_app.gateway.recording import Recording
 from serve_app.gateway.request_id import request_id
@@ -69,6 +71,12 @@ class ObserveMiddleware:
         self.in_flight += 1
         try:
             await self._app(scope, receive, _observed(send, recording, span))
+        except asyncio.CancelledError:
+            recording.leave()  # the server gave the call up: nobody waits for its answer
+            raise
+        except Exception as error:
+            recording.fail(as_request_error(error, recording.request_id))
+            raise
         finally:
             self.in_flight -= 1
             self._finish(recording, span)

@@ -65,8 +65,9 @@ class Recording:
         self._last_write_s = end_s
 
     def fail(self, error: RequestError) -> None:
-        """What the client is told, or would be."""
-        self.error = self.error or error
+        """What the client is told, or would be; what goes wrong once it has all of its answer, or has gone, is not."""
+        if not self.whole and not self._left:
+            self.error = self.error or error
 
     def leave(self) -> None:
         """The client has gone."""

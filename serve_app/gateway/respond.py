@@ -99,11 +99,12 @@ class GeneratedResponse:
             results = await asyncio.gather(writing, gone, return_exceptions=True)
         if isinstance(results[0], Exception):
             raise results[0]
-        if not self._started and not left and isinstance(results[0], asyncio.CancelledError):
-            # The stream neither gave anything nor kept its deadline.
+        if not left and isinstance(results[0], asyncio.CancelledError):
+            # The stream did not keep its deadline, or the client did not read it.
             late = DeadlineExceeded("The request's deadline passed.")
             self._recording.fail(late)
-            await error_response(late)(scope, receive, send)
+            if not self._started:
+                await error_response(late)(scope, receive, send)
 
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -119,7 +120,7 @@ class GeneratedResponse:
             if not self._started:
                 await error_response(known)(scope, receive, send)
                 return
-            if self._sse:
+            if self._sse and not self._recording.whole:
                 await send({"type": "http.response.body", "body": sse_event(known), "more_body": True})
         if self._sse:
             await send({"type": "http.response.body", "body": b"", "more_body": False})

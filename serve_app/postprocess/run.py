@@ -4,7 +4,7 @@ from serve_app.messages import ChoiceMetrics, EngineDelta, EngineRequest, Engine
 from serve_app.postprocess.choice import Choice, ScoredToken, Update
 from serve_app.postprocess.render import Echo, FinishedChoice
 from serve_app.telemetry.names import DECODE
-from serve_app.telemetry.stages import aligned, engine_stages
+from serve_app.telemetry.stages import aligned, engine_stages, times_with
 
 
 class Run:
@@ -28,7 +28,7 @@ class Run:
     def arrived(self, delta: EngineDelta, now_s: float) -> Echo | None:
         """Takes note of a delta; with the first one comes what stands ahead of the completion."""
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
-        self._times = delta.times or self._times
+        self._times = times_with(delta, self._times)
         if self._last_delta_s is not None:
             self._longest_gap_s = max(self._longest_gap_s or 0.0, now_s - self._last_delta_s)
         self._last_delta_s = now_s
@@ -55,14 +55,13 @@ class Run:
         return FinishedChoice(self.choice.index, self.text, tuple(self._scored), self.finish_reason, self._echo)
 
     def stages(self, now_s: float) -> tuple[Stage, ...]:
-        """The engine's phases of this choice, on this machine's clock."""
-        context = self.engine_request.context
-        stages = engine_stages(context, self._times, self._last_delta_s or now_s)
-        return stages if context.sent_s is None else aligned(stages, context.sent_s, now_s)
+        """The engine's phases of this choice, on this machine's clock. Unless it has finished, the last goes on."""
+        return self._phases(now_s if self.finish_reason is None else self._last_delta_s or now_s, now_s)
 
     def metrics(self, now_s: float) -> ChoiceMetrics:
         """What was measured of its tokens; times are the engine's, on this machine's clock."""
-        decode = next((one for one in self.stages(now_s) if one.name == DECODE), None)
+        phases = self._phases(self._last_delta_s or now_s, now_s)
+        decode = next((one for one in phases if one.name == DECODE), None)
         return ChoiceMetrics(
             tokens=self.choice.generated,
             first_token_s=None if decode is None else decode.begin_s,
@@ -71,3 +70,8 @@ class Run:
             finish_reason=self.finish_reason,
             stop_string=self.choice.stopped,
         )
+
+    def _phases(self, ended_s: float, now_s: float) -> tuple[Stage, ...]:
+        context = self.engine_request.context
+        stages = engine_stages(context, self._times, ended_s)
+        return stages if context.sent_s is None else aligned(stages, context.sent_s, now_s)

@@ -3,7 +3,9 @@
 import heapq
 import time
 
-from serve_app.messages import EngineTimes, RequestContext, Stage
+import msgspec
+
+from serve_app.messages import EngineDelta, EngineTimes, RequestContext, Stage
 from serve_app.telemetry.names import DECODE, ENGINE_QUEUE, PREFILL
 
 # Pieces of summed work whose place is kept; of shorter ones only the sum.
@@ -85,6 +87,13 @@ def aligned(stages: tuple[Stage, ...], sent_s: float, received_s: float) -> tupl
         return Stage(one.name, begin_s, end_s, busy_s, one.count, longest_s, pieces)
 
     return tuple(move(one) for one in stages)
+
+
+def times_with(delta: EngineDelta, known: EngineTimes | None) -> EngineTimes | None:
+    """What is known of the engine's times once `delta` has come. Which token was the last is known at the end only."""
+    if delta.times is None or delta.finish_reason is not None:
+        return delta.times or known
+    return msgspec.structs.replace(delta.times, last_token_s=None)
 
 
 def engine_stages(context: RequestContext, times: EngineTimes | None, ended_s: float) -> tuple[Stage, ...]:
