@@ -1,6 +1,9 @@
 """The admin key: where it comes from, how it is presented, and who gets in."""
 
 import base64
+import contextlib
+import hmac
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ from starlette.datastructures import Headers
 
 from serve_app.config import GatewaySection
 from serve_app.errors import ConfigError, Unauthorized
+from serve_app.gateway import auth
 from serve_app.gateway.auth import ADMIN_KEY_VARIABLE, Authenticator
 
 
@@ -72,3 +76,44 @@ def test_a_file_that_is_missing_or_empty_is_the_operators_mistake(tmp_path: Path
     for path in (empty, tmp_path / "missing", tmp_path):
         with pytest.raises(ConfigError, match=r"gateway\.admin_key_file"):
             Authenticator(GatewaySection(admin_key_file=str(path)), {})
+
+
+def test_an_unreadable_file_says_why_and_an_empty_one_too(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.touch()
+    for path, reason in ((empty, "is empty"), (tmp_path / "missing", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(ConfigError) as refused:
+            Authenticator(GatewaySection(admin_key_file=str(path)), {ADMIN_KEY_VARIABLE: "k"})
+        sentence = str(refused.value)
+        assert sentence.startswith("gateway.admin_key_file: ")
+        assert str(path) in sentence
+        assert reason in sentence
+
+
+def test_a_key_in_the_environment_may_be_no_utf_8() -> None:
+    key = b"schl\xfcssel"
+    authenticator = Authenticator(GatewaySection(), {ADMIN_KEY_VARIABLE: os.fsdecode(key)})
+    authenticator.require_admin(Headers(raw=[(b"authorization", b"Bearer " + key)]))
+    with pytest.raises(Unauthorized):
+        authenticator.require_admin(presented("Bearer schl"))
+
+
+@pytest.mark.parametrize("value", [None, "Bearer k", "Bearer wrong", "Basic %%%", "k"])
+def test_whatever_is_presented_is_compared_in_constant_time(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bytes] = []
+
+    class Hmac:
+        @staticmethod
+        def compare_digest(presented: bytes, key: bytes) -> bool:
+            compared.append(key)
+            return hmac.compare_digest(presented, key)
+
+    monkeypatch.setattr(auth, "hmac", Hmac)
+    authenticator = Authenticator(GatewaySection(), {ADMIN_KEY_VARIABLE: "k"})
+    with contextlib.suppress(Unauthorized):
+        authenticator.require_admin(presented(value))
+    assert compared == [b"k"]
+
+
+def test_whoever_generates_needs_no_key(guarded: Authenticator) -> None:
+    assert guarded.tenant(presented(None)) == guarded.tenant(presented("Bearer wrong")) == "default"
