@@ -11,7 +11,7 @@ from receiver import ReceivedSpan, Receiver
 
 from serve_app.config import TracingSection
 from serve_app.engine.service import EngineService
-from serve_app.errors import DeadlineExceeded, EngineDied
+from serve_app.errors import DeadlineExceeded, EngineDied, InvalidRequest
 from serve_app.messages import EngineDelta, EngineRequest, EngineTimes, LoadReport, RequestContext, Sampling
 from serve_app.telemetry.tracing import Tracing, start
 
@@ -129,3 +129,75 @@ async def test_what_is_not_of_the_tree_is_an_internal_error(receiver: Receiver, 
 async def test_an_unsampled_request_has_no_span(receiver: Receiver, tracing: Tracing) -> None:
     await collect(EngineService(ScriptedEngine(delta(1, reason="stop")), tracing), request(flags="00"))
     assert await asyncio.to_thread(spans, receiver, tracing) == {}
+
+
+async def test_a_request_that_a_stop_string_ended_was_decoding_until_its_last_delta(
+    receiver: Receiver, tracing: Tracing
+) -> None:
+    # Both engines give their times with the first delta, whose last token is its first.
+    first = EngineDelta((1,), times=EngineTimes(time.time() - 4, time.time() - 3, time.time() - 2, time.time() - 2))
+    service = EngineService(ScriptedEngine(first, EngineDelta((2,)), None), tracing)
+    async with aclosing(service.generate(request())) as deltas:
+        await anext(deltas)
+        await anext(deltas)
+    decode = (await asyncio.to_thread(spans, receiver, tracing))["decode"]
+    assert decode.end_s - decode.start_s >= 1.9
+    assert decode.attributes["tokenline.cancelled"] is True
+
+
+async def test_an_engine_that_stalls_was_decoding_until_the_deadline(receiver: Receiver, tracing: Tracing) -> None:
+    first = EngineDelta((1,), times=EngineTimes(time.time() - 4, time.time() - 3, time.time() - 2, time.time() - 2))
+    asked = request(remaining_s=0.05)
+    with pytest.raises(DeadlineExceeded):
+        await collect(EngineService(ScriptedEngine(first, None), tracing), asked)
+    decode = (await asyncio.to_thread(spans, receiver, tracing))["decode"]
+    assert decode.end_s >= asked.context.deadline_s - 0.001  # nanoseconds are counted from a float
+    assert (decode.status, decode.attributes["error.type"]) == ("error", "deadline_exceeded")
+    assert decode.attributes["tokenline.tokens"] == 1
+
+
+async def test_a_reader_that_stops_after_the_last_delta_cancelled_nothing(receiver: Receiver, tracing: Tracing) -> None:
+    service = EngineService(ScriptedEngine(delta(1, reason="length"), None), tracing)
+    async with aclosing(service.generate(request())) as deltas:
+        await anext(deltas)
+    decode = (await asyncio.to_thread(spans, receiver, tracing))["decode"]
+    assert decode.attributes["tokenline.cancelled"] is False
+
+
+async def test_a_request_whose_task_is_cancelled_leaves_nothing_in_flight(receiver: Receiver, tracing: Tracing) -> None:
+    service = EngineService(ScriptedEngine(None), tracing)
+    asking = asyncio.create_task(collect(service, request()))
+    await asyncio.sleep(0)
+    assert service.in_flight == 1
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert service.in_flight == 0
+    (queue,) = (await asyncio.to_thread(spans, receiver, tracing)).values()
+    assert (queue.name, queue.status, queue.attributes["tokenline.cancelled"]) == ("engine.queue", "unset", True)
+
+
+async def test_several_requests_are_counted_while_they_last(tracing: Tracing) -> None:
+    service = EngineService(ScriptedEngine(delta(1), delta(2, reason="stop")), tracing)
+    first, second = service.generate(request()), service.generate(request())
+    await anext(first)
+    await anext(second)
+    assert service.in_flight == 2
+    await first.aclose()
+    assert service.in_flight == 1
+    assert [one.token_ids async for one in second] == [(2,)]
+    assert service.in_flight == 0
+
+
+async def test_what_a_client_got_wrong_is_no_failure_of_the_engine(receiver: Receiver, tracing: Tracing) -> None:
+    wrong = InvalidRequest("stop: 'the user's words' is too long", "stop")
+    with pytest.raises(InvalidRequest):
+        await collect(EngineService(ScriptedEngine(wrong), tracing), request())
+    (queue,) = (await asyncio.to_thread(spans, receiver, tracing)).values()
+    assert (queue.status, queue.attributes["error.type"]) == ("unset", "invalid_value")
+    assert "words" not in repr(queue)
+
+
+async def test_the_load_is_the_engines() -> None:
+    service = EngineService(ScriptedEngine(), start(TracingSection(), "engine", "engine-0", "m"))
+    assert await service.load() == LoadReport(0, 0, 0.0, 1)
