@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app import config
-from serve_app.config import AppConfig, Hop, Section, load
+from serve_app.config import AppConfig, DelaysSection, Hop, Section, load
 from serve_app.errors import ConfigError
 
 MODEL = {"name": "m", "source": "./model"}
@@ -249,24 +249,100 @@ def test_whatever_the_arguments_are_they_load_or_are_refused_as_a_config_error(a
     assert isinstance(loaded, AppConfig)
 
 
+# What is observed, and how slow it is made.
+
+DELAYS = ["template_ms", "encode_ms", "engine_queue_ms", "prefill_ms", "detokenize_ms", "write_ms"]
+
+
+def test_what_is_observed_has_its_defaults() -> None:
+    loaded = load({"model": MODEL})
+    assert (loaded.insight.num_cpus, loaded.insight.max_requests, loaded.insight.window_s) == (0.1, 10_000, 900.0)
+    tracing = loaded.tracing
+    assert (tracing.endpoint, tracing.protocol, tracing.sample_ratio) == (None, None, None)
+    assert not tracing.capture_content  # prompts are the users'
+    assert tracing.max_queued_spans == 4096
+    assert all(getattr(loaded.delays, name) == 0 for name in DELAYS)
+    assert loaded.gateway.admin_key_file is None
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         ("tracing.sample_ratio", 1.5),
+        ("tracing.sample_ratio", -0.1),
+        ("tracing.sample_ratio", float("nan")),
         ("tracing.endpoint", "jaeger:4317"),
+        ("tracing.endpoint", ""),
+        ("tracing.endpoint", "ftp://jaeger"),
         ("tracing.protocol", "http/json"),
+        ("tracing.protocol", "GRPC"),
+        ("tracing.capture_content", "yes"),
+        ("tracing.capture_content", 1),
+        ("tracing.capture_content", None),
         ("tracing.max_queued_spans", 1),
+        ("tracing.max_queued_spans", 511),
+        ("tracing.max_queued_spans", 1_000_001),
         ("insight.max_requests", 0),
+        ("insight.max_requests", 100_001),
         ("insight.window_s", 1),
+        ("insight.window_s", 86_401),
+        ("insight.window_s", float("nan")),
+        ("insight.num_cpus", -0.1),
         ("insight.replicas", 2),
-        ("delays.write_ms", -1),
+        ("insight.max_request", 2),
+        ("tracing.endpoints", "http://a"),
+        ("delays.write_s", 1),
+        *[(f"delays.{name}", value) for name in DELAYS for value in (-1, 60_001, float("nan"), "5", None)],
     ],
 )
 def test_what_is_observed_has_its_bounds(key: str, value: Any) -> None:
     assert refusal(nested(key, value)).startswith(f"{key}: ")
 
 
-def test_delays_are_for_the_simulated_engine_only() -> None:
-    assert refusal(nested("delays.write_ms", 5)) == "delays: only with engine.kind sim"
-    args = nested("delays.write_ms", 5) | {"engine": {"kind": "sim"}}
-    assert load(args).delays.write_ms == 5
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("tracing.sample_ratio", 0),
+        ("tracing.sample_ratio", 1),
+        ("tracing.endpoint", "https://collector:4318/v1"),
+        ("tracing.protocol", "http/protobuf"),
+        ("tracing.max_queued_spans", 512),
+        ("tracing.max_queued_spans", 1_000_000),
+        ("insight.max_requests", 1),
+        ("insight.max_requests", 100_000),
+        ("insight.window_s", 10),
+        ("insight.window_s", 86_400),
+        ("insight.num_cpus", 0),
+    ],
+)
+def test_a_bound_itself_is_within(key: str, value: Any) -> None:
+    section, field = key.split(".")
+    assert getattr(getattr(load(nested(key, value)), section), field) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("insight.max_request", "max_requests"),
+        ("tracing.end_point", "endpoint"),
+        ("tracing.capture_contents", "capture_content"),
+        ("delays.templates_ms", "template_ms"),
+        ("gateway.admin_keyfile", "admin_key_file"),
+    ],
+)
+def test_an_unknown_key_of_what_is_observed_is_refused_with_the_nearest_one(key: str, meant: str) -> None:
+    assert refusal(nested(key, 1)) == f"{key}: unknown key; did you mean {meant}?"
+
+
+@pytest.mark.parametrize("delay", DELAYS)
+def test_delays_are_for_the_simulated_engine_only(delay: str) -> None:
+    for engine in ({}, {"kind": "vllm"}, {"kind": "vllm", "device": "cpu"}):
+        args = nested(f"delays.{delay}", 0.5) | {"engine": engine}
+        assert refusal(args) == "delays: only with engine.kind sim"
+    loaded = load(nested(f"delays.{delay}", 60_000) | {"engine": {"kind": "sim"}})
+    assert getattr(loaded.delays, delay) == 60_000
+
+
+def test_a_delay_of_nothing_is_none_for_any_engine() -> None:
+    for delay in DELAYS:
+        assert load(nested(f"delays.{delay}", 0)).delays == DelaysSection()

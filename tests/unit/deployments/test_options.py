@@ -91,3 +91,20 @@ def test_the_insight_has_one_replica_whatever_its_size() -> None:
     options = insight_options(InsightSection(num_cpus=0.5))
     assert (options["name"], options["num_replicas"]) == ("insight", 1)
     assert options["ray_actor_options"] == {"num_cpus": 0.5}
+
+
+def test_the_insight_of_the_default_configuration_fits_on_a_small_machine_and_never_scales() -> None:
+    options = insight_options(InsightSection())
+    assert options["ray_actor_options"] == {"num_cpus": 0.1}
+    assert "autoscaling_config" not in options
+    # Every replica reports once a second, and pages ask meanwhile: none of them may be queued behind the others.
+    assert options["max_ongoing_requests"] >= 100
+
+
+def test_how_much_the_insight_remembers_is_not_rays_concern() -> None:
+    assert insight_options(InsightSection(max_requests=1, window_s=10)) == insight_options(InsightSection())
+
+
+def test_the_insights_options_are_new_each_time() -> None:
+    insight_options(InsightSection())["ray_actor_options"]["num_cpus"] = 5
+    assert insight_options(InsightSection())["ray_actor_options"] == {"num_cpus": 0.1}
