@@ -7,8 +7,11 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
+from deployments.handles import ENGINE_DELTAS
 from deployments.replica import ReplicaTelemetry
+from deployments.streams import Answering
 from serve_app.aio import task_count
+from serve_app.channel.route import Route
 from serve_app.config import AppConfig
 from serve_app.engine.gpu import GpuSampler
 from serve_app.engine.protocol import Engine
@@ -24,11 +27,17 @@ class EngineDeployment:
         self._engine = build_engine(config)
         await self._engine.start()
         self._service = EngineService(self._engine, self._telemetry.tracing)
+        self._answering: Answering[EngineRequest, EngineDelta] = Answering(
+            self._service.generate, ENGINE_DELTAS, config.channel
+        )
         self._gpus = GpuSampler()
         self._telemetry.begin(self._report)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
-        async with aclosing(self._service.generate(request)) as deltas:
+    async def generate(self, request: EngineRequest, route: Route) -> None:
+        await self._answering.generate(request, route)
+
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
+        async with aclosing(self._answering.stream(request)) as deltas:
             async for delta in deltas:
                 yield delta
 
@@ -46,6 +55,7 @@ class EngineDeployment:
 
     async def __del__(self) -> None:
         """Ray Serve awaits this when the replica is shut down."""
+        self._answering.stop()
         await self._telemetry.end()
         await self._engine.stop()
 

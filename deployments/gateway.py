@@ -28,7 +28,8 @@ class GatewayDeployment:
         insight: DeploymentHandle[Any],
     ) -> None:
         self._telemetry = ReplicaTelemetry(config, "gateway", insight)
-        hops = Hops(TokenizerHandle(tokenizer), PostprocessHandle(postprocess))
+        self._postprocess = PostprocessHandle(postprocess, config.channel)
+        hops = Hops(TokenizerHandle(tokenizer), self._postprocess, config.channel.max_backlog_items)
         readiness = Readiness(config, hops)
         telemetry = Telemetry(self._telemetry.tracing, self._telemetry.outbox, self._telemetry.insight)
         self._gateway = Gateway(config, hops, readiness, telemetry)
@@ -45,6 +46,7 @@ class GatewayDeployment:
 
     async def __del__(self) -> None:
         """Ray Serve awaits this when the replica is shut down."""
+        self._postprocess.stop()
         await self._telemetry.end()
 
 

@@ -5,15 +5,18 @@ looked up once: each look-up makes a new handle with a router of its own (Ray Se
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from serve_app.aio import own_cancellation
-from serve_app.errors import EngineDied, HopUnavailable, Overloaded, RequestError
+from deployments.streams import Asking, answered
+from serve_app.aio import Enough, Sink, own_cancellation
+from serve_app.channel.frame import Codec
+from serve_app.config import ChannelSection
+from serve_app.errors import ChannelLost, EngineDied, HopUnavailable, Overloaded, RequestError
 from serve_app.messages import (
     Closing,
     Detokenized,
@@ -30,6 +33,10 @@ from serve_app.messages import (
 )
 
 T = TypeVar("T")
+
+# What comes back through the channel.
+GENERATED: Codec[bytes | Closing] = Codec(bytes | Closing)
+ENGINE_DELTAS: Codec[EngineDelta] = Codec(EngineDelta)
 
 # Seconds after which a caller is advised to retry a refusal whose end cannot be computed.
 _RETRY_AFTER_S = 1.0
@@ -52,29 +59,35 @@ class TokenizerHandle:
 class PostprocessHandle:
     """See `PostprocessClient` in `serve_app/path.py`."""
 
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
-        self._generate = handle.options(stream=True).generate
+    def __init__(self, handle: DeploymentHandle[Any], channel: ChannelSection) -> None:
+        self._asking: Asking[GenerateRequest, bytes | Closing] = Asking(handle, GENERATED, channel)
         self._report = handle.report
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[bytes | Closing, None]:
-        return _stream("postprocess", self._generate, request)
+    async def generate(self, request: GenerateRequest, sink: Sink[bytes | Closing]) -> None:
+        await _translating("postprocess", self._asking.generate(request, sink))
 
     async def report(self) -> PathReport:
         return await _unary("postprocess", PathReport, self._report)
+
+    def stop(self) -> None:
+        self._asking.stop()
 
 
 class EngineHandle:
     """See `EngineClient` in `serve_app/postprocess/service.py`."""
 
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
-        self._generate = handle.options(stream=True).generate
+    def __init__(self, handle: DeploymentHandle[Any], channel: ChannelSection) -> None:
+        self._asking: Asking[EngineRequest, EngineDelta] = Asking(handle, ENGINE_DELTAS, channel)
         self._report = handle.report
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
-        return _stream("engine", self._generate, request)
+    async def generate(self, request: EngineRequest, sink: Sink[EngineDelta]) -> None:
+        await _translating("engine", self._asking.generate(request, sink))
 
     async def report(self) -> PathReport:
         return await _unary("engine", PathReport, self._report)
+
+    def stop(self) -> None:
+        self._asking.stop()
 
 
 class InsightHandle:
@@ -97,39 +110,23 @@ class InsightHandle:
 
 async def _unary(hop: str, returns: type[T], method: Any, *arguments: Any) -> T:
     """Awaits a call whose result is a `returns`; the handles have no types of their own."""
-    response = method.remote(*arguments)
-    try:
-        result: T = await response
-    except asyncio.CancelledError as error:
-        # Ray raises it too where the callee's task was cancelled (2.60).
-        if not own_cancellation():
-            raise _given_up(hop) from error
-        response.cancel()
-        raise
-    except Exception as error:
-        raise _translated(hop, error) from error
+    result: T = await _translating(hop, answered(method.remote(*arguments)))
     return result
 
 
-async def _stream(hop: str, method: Any, request: Any) -> AsyncGenerator[Any, None]:
-    response = method.remote(request)
-    finished = False
+async def _translating(hop: str, work: Awaitable[T]) -> T:
+    """The work's result, or one of our errors in place of Ray's and the channel's."""
     try:
-        async for item in response:
-            yield item
-        finished = True
+        return await work
     except asyncio.CancelledError as error:
-        if not own_cancellation():
-            finished = True
-            raise _given_up(hop) from error
+        # Ray raises it too where the callee's task was cancelled (2.60).
+        if own_cancellation():
+            raise
+        raise _given_up(hop) from error
+    except Enough:
         raise
     except Exception as error:
-        finished = True
         raise _translated(hop, error) from error
-    finally:
-        # Left early: by a cancelled task, or by a consumer that has what it wanted.
-        if not finished:
-            response.cancel()
 
 
 def _given_up(hop: str) -> RequestError:
@@ -140,12 +137,14 @@ def _given_up(hop: str) -> RequestError:
 
 def _translated(hop: str, error: Exception) -> BaseException:
     """Ray's exception as one of our tree where it means something to a client; others as they are."""
+    if isinstance(error, RequestError):
+        return error
     if isinstance(error, RayTaskError):
         cause = error.cause
         return cause if isinstance(cause, RequestError) else error
     if isinstance(error, BackPressureError):
         return Overloaded(f"{hop}.max_queued_requests: too many requests wait already.", hop, _RETRY_AFTER_S)
-    if isinstance(error, RayActorError):
+    if isinstance(error, RayActorError | ChannelLost):
         if hop == "engine":
             return EngineDied("The engine's replica was lost while it worked on this request.")
         return HopUnavailable(f"A {hop} replica was lost while it worked on this request.", hop, _RETRY_AFTER_S)

@@ -6,8 +6,10 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.handles import EngineHandle
+from deployments.handles import GENERATED, EngineHandle
 from deployments.replica import ReplicaTelemetry
+from deployments.streams import Answering
+from serve_app.channel.route import Route
 from serve_app.config import AppConfig
 from serve_app.delays import choice_type
 from serve_app.messages import Closing, GenerateRequest, HopReport, PathReport
@@ -23,15 +25,24 @@ class PostprocessDeployment:
     ) -> None:
         self._telemetry = ReplicaTelemetry(config, "postprocess", insight)
         vocabulary = Vocabulary(load_tokenizer(config.model))
+        self._engine = EngineHandle(engine, config.channel)
         self._service = PostprocessService(
-            vocabulary, EngineHandle(engine), self._telemetry.tracing, choice_type(config.delays)
+            vocabulary,
+            self._engine,
+            self._telemetry.tracing,
+            coalesce_tokens=config.postprocess.stream_coalesce_tokens,
+            choice_type=choice_type(config.delays),
+        )
+        self._answering: Answering[GenerateRequest, bytes | Closing] = Answering(
+            self._service.generate, GENERATED, config.channel
         )
         self._telemetry.begin(self._report)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[bytes | Closing, None]:
-        # Closed explicitly: a generator that is only dropped would abort its engine request when the collector gets to
-        # it.
-        async with aclosing(self._service.generate(request)) as items:
+    async def generate(self, request: GenerateRequest, route: Route) -> None:
+        await self._answering.generate(request, route)
+
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[bytes | Closing, None]:
+        async with aclosing(self._answering.stream(request)) as items:
             async for item in items:
                 yield item
 
@@ -43,4 +54,6 @@ class PostprocessDeployment:
 
     async def __del__(self) -> None:
         """Ray Serve awaits this when the replica is shut down."""
+        self._answering.stop()
+        self._engine.stop()
         await self._telemetry.end()

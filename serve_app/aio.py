@@ -1,24 +1,25 @@
-"""What asyncio lacks for streams: several merged into one, one bounded by a deadline, and a count of what is open."""
+"""What asyncio lacks for streams: a pushed stream that is read by pulling, work done together, a deadline, and a count
+of what is open.
+
+Within the service streams are pushed: who makes items calls a `Sink` with each, at once and without a task of its own
+to wake. Only the last reader, who writes to a socket and may have to wait, pulls.
+"""
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Generic, TypeVar, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
-from serve_app.errors import DeadlineExceeded
+from serve_app.errors import BacklogFull, DeadlineExceeded
 
 T = TypeVar("T")
 
+# Takes an item. What it raises ends the stream.
+Sink = Callable[[T], None]
 
-@dataclass(frozen=True, slots=True)
-class _Item(Generic[T]):
-    """What a pump puts into the queue: a value, the stream's error, or its end."""
 
-    value: T | None = None
-    error: BaseException | None = None
-    end: bool = False
+class Enough(Exception):
+    """Raised by a sink that has all it wanted: whoever pushes stops, and nothing has gone wrong."""
 
 
 def task_count() -> int:
@@ -32,31 +33,55 @@ def own_cancellation() -> bool:
     return task is None or task.cancelling() > 0
 
 
-async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Items of all streams as they come. The first error ends the others; so does leaving the loop."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as stream:
-            async for item in stream:
-                yield item
-        return
-    # One place per stream: a slow consumer holds the streams back instead of letting a queue grow.
-    queue: asyncio.Queue[_Item[T]] = asyncio.Queue(maxsize=len(streams))
+async def pulled(push: Callable[[Sink[T]], Awaitable[None]], max_items: int) -> AsyncGenerator[list[T], None]:
+    """What `push` gives its sink, to be read: each time all that has come since the last time, then what it raises.
 
-    tasks = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
+    Leaving the loop cancels `push`. A reader that lets more than `max_items` wait ends it with BacklogFull.
+    """
+    items: list[T] = []
+    arrived = asyncio.Event()
+
+    def sink(item: T) -> None:
+        if len(items) >= max_items:
+            raise BacklogFull(
+                f"The answer is not read: {max_items} pieces of it wait, the most that channel.max_backlog_items"
+                " allows.",
+                "channel.max_backlog_items",
+            )
+        items.append(item)
+        arrived.set()
+
+    pushing = asyncio.ensure_future(push(sink))
+    pushing.add_done_callback(lambda _: arrived.set())
     try:
-        running = len(tasks)
-        while running:
-            arrived = await queue.get()
-            if arrived.error is not None:
-                raise arrived.error
-            if arrived.end:
-                running -= 1
+        while True:
+            if items:
+                batch, items = items, []
+                yield batch
+            elif pushing.done():
+                break
             else:
-                yield cast(T, arrived.value)
+                arrived.clear()
+                await arrived.wait()
+        if pushing.cancelled():
+            raise RuntimeError("What makes the stream was cancelled from within.")
+        pushing.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        pushing.cancel()
+        await asyncio.gather(pushing, return_exceptions=True)
+
+
+async def together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Does all of them at once. The first error cancels the others and is raised."""
+    if len(works) == 1:
+        await works[0]
+        return
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 async def within(deadline_s: float, work: Awaitable[T]) -> T:
@@ -68,29 +93,3 @@ async def within(deadline_s: float, work: Awaitable[T]) -> T:
         if not limit.expired():
             raise  # the work's own
         raise DeadlineExceeded("The request's deadline passed before it was done.") from None
-
-
-async def _pump(stream: AsyncGenerator[T, None], queue: "asyncio.Queue[_Item[T]]") -> None:
-    """Moves a stream's items into the queue, then its error or its end."""
-    try:
-        async with aclosing(stream):
-            async for item in stream:
-                await queue.put(_Item(value=item))
-        await queue.put(_Item(end=True))
-    except asyncio.CancelledError as error:
-        if own_cancellation():
-            raise
-        await queue.put(_Item(error=error))  # not this task's: something that the stream waits for was cancelled
-    except Exception as error:  # noqa: BLE001 - carried over to the consumer, who raises it
-        await queue.put(_Item(error=error))
-
-
-async def until(deadline_s: float, stream: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """The stream's items until `deadline_s` (wall clock); DeadlineExceeded is raised where it would wait past it."""
-    async with aclosing(stream):
-        while True:
-            try:
-                item = await within(deadline_s, anext(stream))
-            except StopAsyncIteration:
-                return
-            yield item

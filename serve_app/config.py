@@ -96,7 +96,13 @@ class TokenizerSection(Hop, frozen=True, kw_only=True):
 
 
 class PostprocessSection(Hop, frozen=True, kw_only=True):
-    """The processes that detokenize, match stop strings and render."""
+    """The processes that detokenize, match stop strings and render.
+
+    stream_coalesce_tokens: tokens of a choice that are sent to a streaming client together, for networks on which every
+    packet costs; the first is sent at once. 1 sends each as it comes.
+    """
+
+    stream_coalesce_tokens: Annotated[int, Meta(ge=1, le=1024)] = 1
 
 
 class SimSection(Section, frozen=True, kw_only=True):
@@ -154,6 +160,19 @@ class EngineSection(Hop, frozen=True, kw_only=True):
     vllm_args: dict[str, Any] = {}
     environment: dict[str, str] = {}
     sim: SimSection = msgspec.field(default_factory=SimSection)
+
+
+class ChannelSection(Section, frozen=True, kw_only=True):
+    """The token channel: how what the engines make comes back through postprocess to the gateway.
+
+    enabled: off, each request has a stream of Ray Serve's for itself on each hop, which costs several times as much. It
+    is off too where RAY_USE_TLS=1, because the channel's connections are not encrypted.
+    max_backlog_items: pieces (one per engine step and choice) of one answer that may wait for who reads them: in the
+    gateway for a slow client, in a replica for a slow hop. Past that the request ends with `backlog_full`.
+    """
+
+    enabled: bool = True
+    max_backlog_items: Annotated[int, Meta(ge=16, le=10_000_000)] = 8192
 
 
 class InsightSection(Section, frozen=True, kw_only=True):
@@ -215,6 +234,7 @@ class AppConfig(Section, frozen=True, kw_only=True):
     tokenizer: TokenizerSection = msgspec.field(default_factory=TokenizerSection)
     engine: EngineSection = msgspec.field(default_factory=EngineSection)
     postprocess: PostprocessSection = msgspec.field(default_factory=PostprocessSection)
+    channel: ChannelSection = msgspec.field(default_factory=ChannelSection)
     insight: InsightSection = msgspec.field(default_factory=InsightSection)
     tracing: TracingSection = msgspec.field(default_factory=TracingSection)
     delays: DelaysSection = msgspec.field(default_factory=DelaysSection)

@@ -2,6 +2,7 @@
 
     TokenlineError
     ├── ConfigError                    the operator's mistake; never reaches a client
+    ├── ChannelLost                    a stream between two replicas broke; the hop's handle says what that means
     └── RequestError                   reaches the client through `body` and `sse_event` below, and nowhere else
         ├── InvalidRequest        400  a field is wrong; `param` names it
         │   ├── UnsupportedField  400  a field this server does not serve, refused rather than ignored
@@ -16,6 +17,7 @@
         ├── NotReady              503  the path has not answered its warm-up yet
         ├── EngineDied            503  the engine or its replica was lost mid-request
         │   └── OutOfMemory       503  because it had no memory left
+        ├── BacklogFull           503  what a client or a hop does not read has grown past its limit
         ├── HopUnavailable        503  a hop has no replica that can take the request
         ├── DeadlineExceeded      504  the request's deadline passed, wherever it was
         └── InternalError         500  everything outside this tree; says nothing but the request's id
@@ -35,6 +37,10 @@ class TokenlineError(Exception):
 
 class ConfigError(TokenlineError):
     """The configuration or the machine cannot serve; the message is one sentence that names the key or the limit."""
+
+
+class ChannelLost(TokenlineError):
+    """A stream of the token channel broke: the replica at its other end is lost, or items of it are."""
 
 
 class RequestError(TokenlineError):
@@ -135,6 +141,12 @@ class OutOfMemory(EngineDied):
     """The engine failed on the request for want of memory."""
 
     code = "out_of_memory"
+
+
+class BacklogFull(RequestError):
+    """The request's answer is made faster than it is read, and `channel.max_backlog_items` of it wait."""
+
+    status, type, code, retryable = 503, "service_unavailable_error", "backlog_full", True
 
 
 class HopUnavailable(RequestError):

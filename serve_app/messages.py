@@ -194,7 +194,7 @@ class TokenLogprob(Message, frozen=True, array_like=True):
 FinishReason = Literal["stop", "length"]
 
 
-class EngineTimes(Message, frozen=True):
+class EngineTimes(Message, frozen=True, array_like=True):
     """When the engine did what; None where it is unknown."""
 
     queued_s: float | None = None
@@ -203,7 +203,7 @@ class EngineTimes(Message, frozen=True):
     last_token_s: float | None = None
 
 
-class EngineDelta(Message, frozen=True):
+class EngineDelta(Message, frozen=True, array_like=True):
     """What the engine produced for one choice since its last delta.
 
     With `finish_reason` set it is the last one. `ends_with_stop_token` says that the last id is the token that ended

@@ -1,7 +1,7 @@
 """The whole path of a request, in order.
 
     HTTP ─▶ gateway ─▶ tokenizer ─▶ gateway ─▶ postprocess ─▶ engine
-    HTTP ◀─ gateway ◀──── ready bytes ──── postprocess ◀─ token ids ─ engine
+    HTTP ◀─ gateway ◀──── ready bytes ──── postprocess ◀─ token ids ─ engine       over the token channel
 
 The gateway calls `answer`; what stands behind the two clients is Ray Serve handles in a cluster
 (`deployments/handles.py`) and plain objects in tests. The third hop is `PostprocessService.generate`, which runs each
@@ -9,12 +9,12 @@ choice on the engine.
 """
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
-from serve_app.aio import until, within
+from serve_app.aio import Sink, pulled, within
 from serve_app.gateway.inbound import Inbound
 from serve_app.gateway.recording import Recording
 from serve_app.gateway.respond import with_timings
@@ -42,19 +42,20 @@ class TokenizerClient(Protocol):
 
 
 class PostprocessClient(Protocol):
-    """The postprocess hop as the gateway sees it. Closing the stream cancels the request in every hop behind it."""
+    """The postprocess hop as the gateway sees it. Cancelling `generate` cancels the request in every hop behind it."""
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[bytes | Closing, None]: ...
+    async def generate(self, request: GenerateRequest, sink: Sink[bytes | Closing]) -> None: ...
 
     async def report(self) -> PathReport: ...
 
 
 @dataclass(frozen=True)
 class Hops:
-    """What the gateway calls."""
+    """What the gateway calls. `max_backlog_items` of an answer may wait for a client that does not read."""
 
     tokenizer: TokenizerClient
     postprocess: PostprocessClient
+    max_backlog_items: int
 
 
 async def answer(
@@ -70,20 +71,28 @@ async def answer(
     tokenizing = hops.tokenizer.tokenize(inbound.tokenize_request(context.sent_now(context.traceparent)))
     tokenized = await within(context.deadline_s, tokenizing)
     recording.hop_answered(tokenized.stages, sent_s)
-    # 2. postprocess, which streams from the engine, detokenizes, matches stop strings and renders.
+    # 2. postprocess, which has the engine generate, detokenizes, matches stop strings and renders.
     sent_s = time.time()
-    stream = hops.postprocess.generate(inbound.generate_request(context.sent_now(context.traceparent), tokenized))
-    # 3. back through the gateway, never past the deadline.
-    async with aclosing(until(context.deadline_s + _LAST_REPORT_S, stream)) as items:
-        async for item in items:
-            if not isinstance(item, Closing):
-                yield item
-                continue
-            recording.summarise(item.summary, sent_s)
-            if item.data:  # none ahead of an error
-                yield (
-                    with_timings(item.data, recording.timings(context.trace_id))
-                    if inbound.include_timings
-                    else item.data
-                )
+    request = inbound.generate_request(context.sent_now(context.traceparent), tokenized)
+
+    def generating(sink: Sink[bytes | Closing]) -> Awaitable[None]:
+        return within(context.deadline_s + _LAST_REPORT_S, hops.postprocess.generate(request, sink))
+
+    # 3. back through the gateway: what has come since the last write is the next one.
+    async with aclosing(pulled(generating, hops.max_backlog_items)) as batches:
+        async for batch in batches:
+            closing = batch[-1] if isinstance(batch[-1], Closing) else None
+            data = b"".join(item for item in batch if not isinstance(item, Closing))
+            if closing is not None:
+                recording.summarise(closing.summary, sent_s)
+                data += _last_data(closing, inbound, context, recording)
+            if data:
+                yield data
+            if closing is not None and closing.data:  # none ahead of an error
                 recording.whole = True
+
+
+def _last_data(closing: Closing, inbound: Inbound, context: RequestContext, recording: Recording) -> bytes:
+    if closing.data and inbound.include_timings:
+        return with_timings(closing.data, recording.timings(context.trace_id))
+    return closing.data

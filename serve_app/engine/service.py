@@ -5,10 +5,9 @@ Knows the engine only by its protocol; knows nothing of Ray.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from serve_app.aio import until
+from serve_app.aio import Enough, Sink, within
 from serve_app.engine.protocol import Engine
 from serve_app.errors import InternalError, RequestError
 from serve_app.messages import EngineDelta, EngineRequest, EngineTimes, LoadReport
@@ -25,17 +24,17 @@ class EngineService:
         self._tracing = tracing
         self.in_flight = 0
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
-        """See `Engine.generate`; also raises DeadlineExceeded."""
+    async def generate(self, request: EngineRequest, sink: Sink[EngineDelta]) -> None:
+        """Gives `sink` what the engine produces; returns after the last delta, which has a finish reason.
+
+        Cancelling it aborts the request in the engine. Raises what `Engine.generate` does, and DeadlineExceeded.
+        """
         bind(request.context.request_id, request.context.trace_id)
         phases = _Phases(request)
         self.in_flight += 1
         try:
-            async with aclosing(until(request.context.deadline_s, self._engine.generate(request))) as deltas:
-                async for delta in deltas:
-                    phases.see(delta)
-                    yield delta
-        except (asyncio.CancelledError, GeneratorExit):
+            await within(request.context.deadline_s, self._drain(request, phases, sink))
+        except (asyncio.CancelledError, Enough):
             phases.cancelled = not phases.whole  # no error: a stop string ends a request this way too
             raise
         except RequestError as error:
@@ -47,6 +46,12 @@ class EngineService:
         finally:
             self.in_flight -= 1
             phases.describe(self._tracing)
+
+    async def _drain(self, request: EngineRequest, phases: "_Phases", sink: Sink[EngineDelta]) -> None:
+        async with aclosing(self._engine.generate(request)) as deltas:
+            async for delta in deltas:
+                phases.see(delta)
+                sink(delta)
 
     async def load(self) -> LoadReport:
         """See `Engine.load`."""

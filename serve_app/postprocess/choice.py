@@ -28,6 +28,10 @@ class Update:
     scored: tuple[ScoredToken, ...] = ()
     finish_reason: FinishReason | None = None
 
+    def with_next(self, update: "Update") -> "Update":
+        """This and the one after it as one."""
+        return Update(self.text + update.text, self.scored + update.scored, update.finish_reason)
+
 
 class Choice:
     """State of one choice; `index` is its number in the response, `generated` the tokens the engine made for it."""

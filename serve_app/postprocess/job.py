@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from serve_app.messages import Closing, GenerateRequest, GenerateSummary, Stage
+from serve_app.messages import Closing, EngineDelta, GenerateRequest, GenerateSummary, Stage
 from serve_app.postprocess.choice import Update
 from serve_app.postprocess.render import DONE, Echo, Renderer, Usage
 from serve_app.postprocess.run import Run
@@ -21,8 +21,12 @@ from serve_app.telemetry.tracing import HopSpan
 _MAX_CAPTURED = 32_768
 
 
+# In place of the one token that the engine generates for `max_tokens: 0`.
+_DISCARDED = Update("", (), "length")
+
+
 class Job:
-    """`detokenizing` takes the time of every push; rendering is timed here. `keep_text` is for the span."""
+    """`keep_text` is for the span."""
 
     def __init__(
         self, request: GenerateRequest, runs: list[Run], renderer: Renderer, begun_s: float, keep_text: bool
@@ -30,14 +34,36 @@ class Job:
         self.request = request
         self.runs = runs
         self.keep_text = keep_text
-        self.detokenizing = Work(DETOKENIZE)
+        self._detokenizing = Work(DETOKENIZE)
         self._rendering = Work(RENDER)
         self._renderer = renderer
         self._begun_s = begun_s
         self._whole_s: float | None = None  # when the last item of a whole answer was ready
 
-    def chunk(self, run: Run, update: Update, echo: Echo | None) -> bytes:
-        """One SSE event."""
+    def take(self, run: Run, delta: EngineDelta) -> bytes:
+        """What the engine has made of a choice; gives the SSE events that are due now, or nothing."""
+        now_s = time.time()
+        echo = run.arrived(delta, now_s)
+        update = _DISCARDED if self.request.discard_output else run.choice.push(delta)
+        run.finish_reason = update.finish_reason
+        self._detokenizing.add(now_s, time.time())
+        if not self.request.stream or self.keep_text:
+            run.collect(update)
+        if not self.request.stream:
+            return b""
+        due = run.due(update, len(delta.token_ids))
+        if due is None or (run.sent_any and _says_nothing(due, echo)):
+            return b""
+        return self._chunk(run, due, echo)
+
+    def held(self) -> Iterator[bytes]:
+        """SSE events of what waits for further tokens that will not come."""
+        if self.request.stream:
+            for run in self.runs:
+                if (update := run.held()) is not None:
+                    yield self._chunk(run, update, None)
+
+    def _chunk(self, run: Run, update: Update, echo: Echo | None) -> bytes:
         first, run.sent_any = not run.sent_any, True
         with self._timed():
             return self._renderer.chunk(run.choice.index, update, echo, first)
@@ -95,7 +121,7 @@ class Job:
 
     def _own_stages(self) -> tuple[Stage, ...]:
         queue = queue_stage(POSTPROCESS_QUEUE, self.request.context, self._begun_s)
-        return (queue, *self.detokenizing.stages(), *self._rendering.stages())
+        return (queue, *self._detokenizing.stages(), *self._rendering.stages())
 
     def _usage(self) -> Usage:
         return Usage(
@@ -109,3 +135,7 @@ class Job:
         begin_s = time.time()
         yield
         self._rendering.add(begin_s, time.time())
+
+
+def _says_nothing(update: Update, echo: Echo | None) -> bool:
+    return not update.text and not update.scored and update.finish_reason is None and echo is None

@@ -8,14 +8,20 @@ from serve_app.telemetry.stages import aligned, engine_stages, times_with
 
 
 class Run:
-    """`echo_text` is what stands ahead of the completion, None where nothing does."""
+    """`echo_text` is what stands ahead of the completion, None where nothing does. `coalesce_tokens` is how many tokens
+    are sent together."""
 
-    def __init__(self, choice: Choice, engine_request: EngineRequest, echo_text: str | None) -> None:
+    def __init__(
+        self, choice: Choice, engine_request: EngineRequest, echo_text: str | None, coalesce_tokens: int = 1
+    ) -> None:
         self.choice = choice
         self.engine_request = engine_request
         self.cached_tokens = 0
         self.sent_any = False
         self.finish_reason: FinishReason | None = None
+        self._coalesce_tokens = coalesce_tokens
+        self._held: Update | None = None
+        self._held_tokens = 0
         self._echo_text = echo_text
         self._echo: Echo | None = None
         self._text: list[str] = []
@@ -38,6 +44,24 @@ class Run:
         tokens = tuple(zip(self.engine_request.prompt_ids, delta.prompt_logprobs or (), strict=False))
         self._echo = Echo(self._echo_text, tokens)
         return self._echo
+
+    def due(self, update: Update, tokens: int) -> Update | None:
+        """What is to be sent now that `update` has come, made of so many tokens; None where it waits for more.
+
+        The first one never waits, nor does the last.
+        """
+        if self._coalesce_tokens == 1 or not self.sent_any:
+            return update
+        self._held = update if self._held is None else self._held.with_next(update)
+        self._held_tokens += tokens
+        if self._held_tokens < self._coalesce_tokens and update.finish_reason is None:
+            return None
+        return self.held()
+
+    def held(self) -> Update | None:
+        """What waits, which it does no longer."""
+        update, self._held, self._held_tokens = self._held, None, 0
+        return update
 
     def collect(self, update: Update) -> None:
         """Keeps an update's text: for a response that is not streamed, or for the span."""

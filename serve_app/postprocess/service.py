@@ -1,23 +1,22 @@
-"""Postprocess: runs a request's choices on the engine and yields response bytes as soon as there are any.
+"""Postprocess: runs a request's choices on the engine and gives out response bytes as soon as there are any.
 
-Knows the engine only as something that takes an `EngineRequest` and streams `EngineDelta`s; knows nothing of HTTP or
-Ray.
+Knows the engine only as something that takes an `EngineRequest` and gives `EngineDelta`s to a sink; knows nothing of
+HTTP or Ray. From a delta to its bytes nothing waits.
 """
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
-from serve_app.aio import merge, task_count
+from serve_app.aio import Enough, Sink, task_count, together
 from serve_app.errors import EngineDied
 from serve_app.messages import Closing, EngineDelta, EngineRequest, GenerateRequest, PathReport
-from serve_app.postprocess.choice import Choice, Update
+from serve_app.postprocess.choice import Choice
 from serve_app.postprocess.job import Job
-from serve_app.postprocess.render import Echo, renderer_for
+from serve_app.postprocess.render import renderer_for
 from serve_app.postprocess.run import Run
 from serve_app.telemetry.hop import hop_span
 from serve_app.telemetry.names import POSTPROCESS
@@ -35,22 +34,12 @@ def _engine_request_ids(request_id: str, count: int) -> Sequence[str]:
     return [request_id] if count == 1 else [f"{request_id}-{index}" for index in range(count)]
 
 
-# In place of the one token that the engine generates for `max_tokens: 0`.
-_DISCARDED = Update("", (), "length")
-
-
-async def _read_out(deltas: AsyncGenerator[EngineDelta, None]) -> None:
-    """Lets a finished stream end by itself, so that it counts as completed and not as cancelled."""
-    with contextlib.suppress(Exception):  # the answer is whole: what goes wrong after it is not its client's
-        async for _ in deltas:
-            pass
-
-
 class EngineClient(Protocol):
     """The engine as the postprocessor sees it."""
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
-        """Streams deltas; closing the stream aborts the request in the engine."""
+    async def generate(self, request: EngineRequest, sink: Sink[EngineDelta]) -> None:
+        """Gives `sink` the deltas and returns after the last. Cancelling it, or raising Enough in the sink, aborts the
+        request in the engine."""
 
     async def report(self) -> PathReport:
         """The load of one engine replica, with its tasks."""
@@ -60,16 +49,24 @@ class PostprocessService:
     """The hop's work. One instance serves many requests at once; `in_flight` is how many now."""
 
     def __init__(
-        self, vocabulary: Vocabulary, engine: EngineClient, tracing: Tracing, choice_type: type[Choice] = Choice
+        self,
+        vocabulary: Vocabulary,
+        engine: EngineClient,
+        tracing: Tracing,
+        *,
+        coalesce_tokens: int = 1,
+        choice_type: type[Choice] = Choice,
     ) -> None:
         self._vocabulary = vocabulary
         self._engine = engine
         self._tracing = tracing
+        self._coalesce_tokens = coalesce_tokens
         self._choice_type = choice_type
         self.in_flight = 0
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[bytes | Closing, None]:
-        """SSE events ending in `[DONE]`, or one JSON body if the request does not stream. Raises RequestError.
+    async def generate(self, request: GenerateRequest, sink: Sink[bytes | Closing]) -> None:
+        """Gives `sink` SSE events ending in `[DONE]`, or one JSON body if the request does not stream. Raises
+        RequestError.
 
         The last item is a `Closing`, also ahead of an error.
         """
@@ -80,11 +77,13 @@ class PostprocessService:
                 runs, renderer = self._runs(request, span), renderer_for(request, self._vocabulary)
                 job = Job(request, runs, renderer, begun_s, keep_text=self._tracing.capture_content and span.sampled)
                 try:
-                    async with aclosing(self._stream(job)) as items:
-                        async for item in items:
-                            yield item
+                    await together([self._run(job, run, sink) for run in runs])
+                    sink(job.last_item())
                 except Exception:
-                    yield job.closing()
+                    with contextlib.suppress(Exception):  # where the sink has failed, it fails again
+                        for data in job.held():
+                            sink(data)
+                        sink(job.closing())
                     raise
                 finally:
                     job.describe(span)
@@ -108,7 +107,7 @@ class PostprocessService:
             ids = request.prompt_ids[prompt]
             engine_request = EngineRequest(context, engine_id, ids, request.max_tokens[prompt], sampling)
             choice = self._choice_type(index, self._vocabulary, ids, request.stop, sampling)
-            runs.append(Run(choice, engine_request, self._echo_text(request, prompt)))
+            runs.append(Run(choice, engine_request, self._echo_text(request, prompt), self._coalesce_tokens))
         return runs
 
     def _echo_text(self, request: GenerateRequest, prompt: int) -> str | None:
@@ -117,34 +116,16 @@ class PostprocessService:
         text = request.echo_texts[prompt]
         return self._vocabulary.decode(request.prompt_ids[prompt]) if text is None else text
 
-    async def _updates(self, job: Job, run: Run) -> AsyncGenerator[tuple[Run, Update, Echo | None], None]:
-        """One choice's updates. A stop string first closes the engine's stream, which aborts the request there."""
-        async with aclosing(self._engine.generate(run.engine_request)) as deltas:
-            async for delta in deltas:
-                now_s = time.time()
-                echo = run.arrived(delta, now_s)
-                update = _DISCARDED if job.request.discard_output else run.choice.push(delta)
-                run.finish_reason = update.finish_reason
-                job.detokenizing.add(now_s, time.time())
-                if update.finish_reason is None:
-                    yield run, update, echo
-                    continue
-                if delta.finish_reason is None:
-                    await deltas.aclose()
-                yield run, update, echo
-                await _read_out(deltas)
-                return
-        raise EngineDied("The engine ended the stream before the request was done.")
+    async def _run(self, job: Job, run: Run, sink: Sink[bytes | Closing]) -> None:
+        """One choice. A stop string ends it before the engine does, which aborts the request there."""
 
-    async def _stream(self, job: Job) -> AsyncGenerator[bytes | Closing, None]:
-        async with aclosing(merge([self._updates(job, run) for run in job.runs])) as updates:
-            async for run, update, echo in updates:
-                if not job.request.stream or job.keep_text:
-                    run.collect(update)
-                if job.request.stream and not (run.sent_any and _says_nothing(update, echo)):
-                    yield job.chunk(run, update, echo)
-        yield job.last_item()
+        def take(delta: EngineDelta) -> None:
+            if data := job.take(run, delta):
+                sink(data)
+            if run.finish_reason is not None and delta.finish_reason is None:
+                raise Enough
 
-
-def _says_nothing(update: Update, echo: Echo | None) -> bool:
-    return not update.text and not update.scored and update.finish_reason is None and echo is None
+        with contextlib.suppress(Enough):
+            await self._engine.generate(run.engine_request, take)
+        if run.finish_reason is None:
+            raise EngineDied("The engine ended the stream before the request was done.")
