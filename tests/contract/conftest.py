@@ -21,7 +21,7 @@ import pytest
 import uvicorn
 
 from serve_app import config as configuration
-from serve_app.aio import task_count
+from serve_app.aio import Sink, task_count
 from serve_app.config import AppConfig, DelaysSection
 from serve_app.delays import choice_type, slow_tokenizer, slow_writes
 from serve_app.engine.protocol import Engine
@@ -136,15 +136,13 @@ class WatchedEngine:
             if self._open >= count:
                 reached.set()
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
+    async def generate(self, request: EngineRequest, sink: Sink[EngineDelta]) -> None:
         self.seen.append(request)
         self._open += 1
         self.idle.clear()
         self._tell()
         try:
-            async with aclosing(self.service.generate(request)) as deltas:
-                async for delta in deltas:
-                    yield delta
+            await self.service.generate(request, sink)
         finally:
             self._open -= 1
             if not self._open:
@@ -253,9 +251,17 @@ class Service:
         await engine.start()
         self.watched = WatchedEngine(engine, hop("engine"))
         settings = config.tokenizer
-        postprocess = PostprocessService(self.vocabulary, self.watched, hop("postprocess"), choice_type(config.delays))
+        postprocess = PostprocessService(
+            self.vocabulary,
+            self.watched,
+            hop("postprocess"),
+            coalesce_tokens=config.postprocess.stream_coalesce_tokens,
+            choice_type=choice_type(config.delays),
+        )
         hops = Hops(
-            TokenizerService(self.encoder, settings.threads, settings.item_timeout_s, hop("tokenizer")), postprocess
+            TokenizerService(self.encoder, settings.threads, settings.item_timeout_s, hop("tokenizer")),
+            postprocess,
+            config.channel.max_backlog_items,
         )
         insight = InsightService(config.insight)
         telemetry = Telemetry(hop("gateway"), Outbox(), insight)

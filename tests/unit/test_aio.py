@@ -1,4 +1,4 @@
-"""Merged and bounded streams: order, back-pressure, errors, and that nothing is left open."""
+"""Pushed streams that are pulled, work done together, and deadlines: order, bounds, errors, and nothing left open."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -7,13 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from streams import push
 
-from serve_app.aio import merge, task_count, until
-from serve_app.errors import DeadlineExceeded
+from serve_app.aio import Enough, Sink, pulled, task_count, together, within
+from serve_app.errors import BacklogFull, DeadlineExceeded
 
 
 class Source:
-    """A stream that plays its script: a float is a pause in seconds, an exception is raised, the rest are items."""
+    """Work that plays its script: a float is a pause in seconds, an exception is raised, the rest are pushed."""
 
     def __init__(self, *script: Any) -> None:
         self._script = script
@@ -33,205 +34,208 @@ class Source:
         finally:
             self.closed = True
 
+    async def push(self, sink: Sink[Any]) -> None:
+        await push(self.stream(), sink)
 
-async def read(stream: AsyncGenerator[Any, None], got: list[Any]) -> None:
-    async with aclosing(stream):
-        async for item in stream:
-            got.append(item)
+
+async def read(source: Source, got: list[Any], max_items: int = 1000) -> None:
+    async with aclosing(pulled(source.push, max_items)) as batches:
+        async for batch in batches:
+            got += batch
 
 
 @pytest.fixture
 def wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`until` reads the loop's virtual clock as its wall clock."""
+    """`within` reads the loop's virtual clock as its wall clock."""
     monkeypatch.setattr("serve_app.aio.time", SimpleNamespace(time=lambda: asyncio.get_running_loop().time()))
 
 
-def test_merge_gives_the_items_of_all_streams_in_the_order_in_which_they_come(run_virtual: Any) -> None:
-    async def main() -> list[str]:
-        slow, fast = Source(2.0, "s1", 2.0, "s2"), Source(1.0, "f1", 2.0, "f2")
-        return [item async for item in merge([slow.stream(), fast.stream()])]
-
-    assert run_virtual(main()) == ["f1", "s1", "f2", "s2"]
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 7])
-def test_merge_ends_when_the_last_stream_has_ended_and_loses_nothing(count: int, run_virtual: Any) -> None:
+def test_a_pushed_stream_is_pulled_in_order_and_whole(run_virtual: Any) -> None:
     async def main() -> list[Any]:
-        sources = [Source(*((index, step) for step in range(20))) for index in range(count)]
-        items = [item async for item in merge([source.stream() for source in sources])]
-        assert all(source.closed for source in sources)
-        return items
-
-    items = run_virtual(main())
-    assert sorted(items) == [(index, step) for index in range(count) for step in range(20)]
-    for index in range(count):
-        assert [step for number, step in items if number == index] == list(range(20))
-
-
-def test_merge_passes_none_on_as_an_item_like_any_other(run_virtual: Any) -> None:
-    async def main() -> list[Any]:
-        return [item async for item in merge([Source(None).stream(), Source(None).stream()])]
-
-    assert run_virtual(main()) == [None, None]
-
-
-def test_merge_raises_the_first_error_after_the_items_before_it_and_closes_the_others(run_virtual: Any) -> None:
-    async def main() -> None:
-        failing, endless = Source(1.0, "a", 1.0, ValueError("first")), Source(*["b", 0.9] * 50)
-        got: list[str] = []
-        with pytest.raises(ValueError, match="first"):
-            await read(merge([failing.stream(), endless.stream()]), got)
-        assert "a" in got
-        assert got.count("b") == 3
-        assert failing.closed
-        assert endless.closed
-        assert asyncio.get_running_loop().time() == pytest.approx(2.0)
-
-    run_virtual(main())
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_leaving_the_loop_closes_every_merged_stream(count: int, run_virtual: Any) -> None:
-    async def main() -> None:
-        sources = [Source("now", 3600.0, "never") for _ in range(count)]
-        async with aclosing(merge([source.stream() for source in sources])) as merged:
-            for _ in range(count):
-                await anext(merged)
-        assert all(source.closed for source in sources)
-        assert asyncio.get_running_loop().time() < 1
-        assert len(asyncio.all_tasks()) == 1
-
-    run_virtual(main())
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_cancelling_the_consumer_closes_every_merged_stream(count: int, run_virtual: Any) -> None:
-    async def main() -> None:
-        sources = [Source("now", 3600.0, "never") for _ in range(count)]
-        seen = asyncio.Event()
-
-        async def consume() -> None:
-            async with aclosing(merge([source.stream() for source in sources])) as merged:
-                async for _ in merged:
-                    if all(source.given for source in sources):
-                        seen.set()
-
-        consumer = asyncio.create_task(consume())
-        await seen.wait()
-        consumer.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await consumer
-        assert all(source.closed for source in sources)
-        assert len(asyncio.all_tasks()) == 1
-
-    run_virtual(main())
-
-
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_a_consumer_that_stands_still_holds_the_merged_streams_back(count: int, run_virtual: Any) -> None:
-    async def main() -> None:
-        sources = [Source(*range(1000)) for _ in range(count)]
-        async with aclosing(merge([source.stream() for source in sources])) as merged:
-            await anext(merged)
-            await asyncio.sleep(60)
-            # One item per place in the queue, one in the hands of each stream, and the one that was taken.
-            assert sum(source.given for source in sources) <= 2 * count + 1
-
-    run_virtual(main())
-
-
-def test_a_merged_stream_that_is_cancelled_from_within_does_not_leave_the_consumer_waiting(run_virtual: Any) -> None:
-    async def main() -> None:
-        cancelled, steady = Source(asyncio.CancelledError("from below")), Source("a")
-        with pytest.raises(asyncio.CancelledError):
-            await read(merge([cancelled.stream(), steady.stream()]), [])
-
-    run_virtual(main())
-
-
-@pytest.mark.usefixtures("wall_clock")
-def test_until_passes_every_item_of_a_stream_that_is_on_time(run_virtual: Any) -> None:
-    async def main() -> list[str]:
-        source = Source("a", 3.0, "b", 3.0, "c")
-        items = [item async for item in until(10.0, source.stream())]
-        assert source.closed
-        return items
-
-    assert run_virtual(main()) == ["a", "b", "c"]
-
-
-@pytest.mark.usefixtures("wall_clock")
-def test_until_raises_at_the_deadline_of_the_whole_stream_and_closes_it(run_virtual: Any) -> None:
-    async def main() -> list[str]:
-        source = Source(*["tick", 3.0] * 10)
-        got: list[str] = []
-        with pytest.raises(DeadlineExceeded):
-            await read(until(10.0, source.stream()), got)
-        assert asyncio.get_running_loop().time() == pytest.approx(10.0)
+        source, got = Source("a", 1.0, "b", None, 1.0, "c"), list[Any]()
+        await read(source, got)
         assert source.closed
         return got
 
-    assert run_virtual(main()) == ["tick"] * 4
+    assert run_virtual(main()) == ["a", "b", None, "c"]
 
 
-@pytest.mark.usefixtures("wall_clock")
-def test_until_with_a_deadline_in_the_past_does_not_wait(run_virtual: Any) -> None:
+def test_what_came_while_the_reader_was_busy_is_its_next_batch(run_virtual: Any) -> None:
+    async def main() -> list[list[Any]]:
+        batches = []
+        async with aclosing(pulled(Source("a", 1.0, "b", 1.0, "c", 5.0, "d").push, 10)) as stream:
+            async for batch in stream:
+                batches.append(batch)
+                await asyncio.sleep(3)
+        return batches
+
+    assert run_virtual(main()) == [["a"], ["b", "c"], ["d"]]
+
+
+def test_the_first_item_does_not_wait_for_the_second(run_virtual: Any) -> None:
     async def main() -> None:
-        source = Source(5.0, "late")
-        with pytest.raises(DeadlineExceeded):
-            async with aclosing(until(-1.0, source.stream())) as bounded:
-                await anext(bounded)
+        async with aclosing(pulled(Source("a", 3600.0, "b").push, 10)) as stream:
+            assert await anext(stream) == ["a"]
+            assert asyncio.get_running_loop().time() == 0
+
+    run_virtual(main())
+
+
+def test_an_error_comes_after_the_items_before_it(run_virtual: Any) -> None:
+    async def main() -> None:
+        got: list[Any] = []
+        with pytest.raises(ValueError, match="of the work"):
+            await read(Source("a", "b", ValueError("of the work")), got)
+        assert got == ["a", "b"]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("max_items", [1, 3])
+def test_a_reader_that_stands_still_ends_the_work_at_the_limit_and_is_told_so(run_virtual: Any, max_items: int) -> None:
+    async def main() -> None:
+        source = Source(*["x", 1.0] * 100)
+        got: list[Any] = []
+        with pytest.raises(BacklogFull, match="max_backlog_items"):
+            async with aclosing(pulled(source.push, max_items)) as stream:
+                async for batch in stream:
+                    got += batch
+                    await asyncio.sleep(60)
+        assert got == ["x"] * (1 + max_items)
+        assert source.closed
+        assert source.given == max_items + 2
+
+    run_virtual(main())
+
+
+def test_leaving_the_loop_cancels_the_work_and_waits_for_its_end(run_virtual: Any) -> None:
+    async def main() -> None:
+        source = Source("now", 3600.0, "never")
+        async with aclosing(pulled(source.push, 10)) as stream:
+            await anext(stream)
+            assert not source.closed
+        assert source.closed
         assert asyncio.get_running_loop().time() < 1
+        assert len(asyncio.all_tasks()) == 1
+
+    run_virtual(main())
+
+
+def test_cancelling_the_reader_cancels_the_work(run_virtual: Any) -> None:
+    async def main() -> None:
+        source, got = Source("now", 3600.0, "never"), list[Any]()
+        reader = asyncio.create_task(read(source, got))
+        await asyncio.sleep(1)
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        assert got == ["now"]
         assert source.closed
-        assert source.given == 0
+        assert len(asyncio.all_tasks()) == 1
+
+    run_virtual(main())
+
+
+def test_work_that_is_cancelled_from_within_is_an_error_and_leaves_nobody_waiting(run_virtual: Any) -> None:
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match="cancelled from within"):
+            await read(Source("a", asyncio.CancelledError("from below")), [])
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_together_does_everything_at_once(run_virtual: Any, count: int) -> None:
+    async def main() -> None:
+        done: list[int] = []
+
+        async def one(number: int) -> None:
+            await asyncio.sleep(1)
+            done.append(number)
+
+        await together([one(number) for number in range(count)])
+        assert sorted(done) == list(range(count))
+        assert asyncio.get_running_loop().time() == pytest.approx(min(count, 1))
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_the_first_error_of_work_done_together_ends_the_others_and_is_raised_as_it_is(
+    run_virtual: Any, others: int
+) -> None:
+    async def main() -> None:
+        sources = [Source(3600.0, "never") for _ in range(others)]
+        failing = Source(1.0, ValueError("first"))
+        with pytest.raises(ValueError, match="first"):
+            await together([source.push(print) for source in (*sources, failing)])
+        assert all(source.closed for source in sources)
+        assert asyncio.get_running_loop().time() == pytest.approx(1)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_cancelling_work_done_together_cancels_all_of_it(run_virtual: Any, count: int) -> None:
+    async def main() -> None:
+        sources = [Source(3600.0, "never") for _ in range(count)]
+        work = asyncio.create_task(together([source.push(print) for source in sources]))
+        await asyncio.sleep(1)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert all(source.closed for source in sources)
+
+    run_virtual(main())
+
+
+def test_a_sink_that_has_enough_ends_the_work(run_virtual: Any) -> None:
+    async def main() -> None:
+        source, got = Source(*range(100)), list[int]()
+
+        def sink(item: int) -> None:
+            got.append(item)
+            if len(got) == 3:
+                raise Enough
+
+        with pytest.raises(Enough):
+            await source.push(sink)
+        assert got == [0, 1, 2]
+        assert source.closed
 
     run_virtual(main())
 
 
 @pytest.mark.usefixtures("wall_clock")
-def test_until_counts_the_time_that_its_consumer_takes(run_virtual: Any) -> None:
+def test_work_within_its_deadline_gives_its_result(run_virtual: Any) -> None:
     async def main() -> None:
-        source = Source("a", 1.0, "b")
-        async with aclosing(until(10.0, source.stream())) as bounded:
-            assert await anext(bounded) == "a"
-            await asyncio.sleep(20)
-            with pytest.raises(DeadlineExceeded):
-                await anext(bounded)
-        assert source.closed
+        got: list[Any] = []
+        await within(10.0, Source("a", 3.0, "b").push(got.append))
+        assert got == ["a", "b"]
 
     run_virtual(main())
 
 
 @pytest.mark.usefixtures("wall_clock")
-def test_leaving_the_loop_closes_the_bounded_stream(run_virtual: Any) -> None:
+@pytest.mark.parametrize("deadline_s", [10.0, -1.0])
+def test_work_past_its_deadline_is_cancelled_then(run_virtual: Any, deadline_s: float) -> None:
     async def main() -> None:
-        source = Source("a", 1.0, "b")
-        async with aclosing(until(10.0, source.stream())) as bounded:
-            assert await anext(bounded) == "a"
+        source, got = Source(*["tick", 3.0] * 10), list[Any]()
+        with pytest.raises(DeadlineExceeded):
+            await within(deadline_s, source.push(got.append))
+        assert asyncio.get_running_loop().time() == pytest.approx(max(0.0, deadline_s))
         assert source.closed
-        assert asyncio.get_running_loop().time() == 0
+        assert got == ["tick"] * (4 if deadline_s > 0 else 1)
 
     run_virtual(main())
 
 
 @pytest.mark.usefixtures("wall_clock")
-def test_an_error_of_the_stream_passes_through_until_unchanged(run_virtual: Any) -> None:
+@pytest.mark.parametrize("error", [ValueError("of the work"), TimeoutError("of a socket")])
+def test_an_error_of_the_work_itself_is_not_taken_for_the_deadline(run_virtual: Any, error: Exception) -> None:
     async def main() -> None:
-        source = Source("a", ValueError("of the stream"))
-        with pytest.raises(ValueError, match="of the stream"):
-            async for _ in until(10.0, source.stream()):
-                pass
-        assert source.closed
-
-    run_virtual(main())
-
-
-@pytest.mark.usefixtures("wall_clock")
-def test_a_timeout_inside_the_stream_is_not_taken_for_the_deadline(run_virtual: Any) -> None:
-    async def main() -> None:
-        with pytest.raises(TimeoutError, match="of a socket"):
-            async for _ in until(10.0, Source(TimeoutError("of a socket")).stream()):
-                pass
+        with pytest.raises(type(error), match=str(error)):
+            await within(10.0, Source(error).push(print))
 
     run_virtual(main())
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 import pytest
+from streams import pushing
 
 from serve_app.config import GatewaySection
 from serve_app.errors import DeadlineExceeded
@@ -45,6 +46,7 @@ class FakePostprocess:
     def __init__(self) -> None:
         self.closed = False
 
+    @pushing
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[bytes, None]:
         try:
             yield b"first"
@@ -65,7 +67,7 @@ async def test_a_tokenizer_that_never_answers_ends_at_the_deadline(inbound: Inbo
     stream = answer(
         inbound,
         RequestContext("id", time.time() + 0.05),
-        Hops(FakeTokenizer(hangs=True), FakePostprocess()),
+        Hops(FakeTokenizer(hangs=True), FakePostprocess(), 100),
         recording(),
     )
     with pytest.raises(DeadlineExceeded):
@@ -74,7 +76,9 @@ async def test_a_tokenizer_that_never_answers_ends_at_the_deadline(inbound: Inbo
 
 async def test_an_engine_that_goes_silent_ends_at_the_deadline_and_is_closed(inbound: Inbound) -> None:
     postprocess = FakePostprocess()
-    stream = answer(inbound, RequestContext("id", time.time() + 0.2), Hops(FakeTokenizer(), postprocess), recording())
+    stream = answer(
+        inbound, RequestContext("id", time.time() + 0.2), Hops(FakeTokenizer(), postprocess, 100), recording()
+    )
     assert await anext(stream) == b"first"
     with pytest.raises(DeadlineExceeded):
         await asyncio.wait_for(anext(stream), 5)
@@ -83,7 +87,9 @@ async def test_an_engine_that_goes_silent_ends_at_the_deadline_and_is_closed(inb
 
 async def test_closing_the_answer_closes_the_postprocessor_before_it_returns(inbound: Inbound) -> None:
     postprocess = FakePostprocess()
-    stream = answer(inbound, RequestContext("id", time.time() + 60), Hops(FakeTokenizer(), postprocess), recording())
+    stream = answer(
+        inbound, RequestContext("id", time.time() + 60), Hops(FakeTokenizer(), postprocess, 100), recording()
+    )
     assert await anext(stream) == b"first"
     await stream.aclose()
     assert postprocess.closed

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from streams import collected, stream_of
 
 from deployments.handles import EngineHandle, PostprocessHandle, TokenizerHandle
+from serve_app.config import ChannelSection
 from serve_app.errors import ContextTooLong, EngineDied, HopUnavailable, Overloaded, RequestError
 from serve_app.messages import EngineRequest, RequestContext, Sampling, TokenizeRequest
 
 CONTEXT = RequestContext("id", 0.0)
+PLAIN = ChannelSection(enabled=False)
 ENGINE_REQUEST = EngineRequest(CONTEXT, "id", (1,), 1, Sampling())
 
 
@@ -76,9 +79,7 @@ CASES = [
 async def test_the_engines_errors_are_translated(error: Exception, kind: type[RequestError]) -> None:
     handle = Handle((1,), error=error)
     with pytest.raises(kind):
-        async for _ in EngineHandle(handle).generate(ENGINE_REQUEST):
-            pass
-    assert not handle.response.cancelled
+        await collected(EngineHandle(handle, PLAIN), ENGINE_REQUEST)
 
 
 @pytest.mark.parametrize(("error", "kind"), [*CASES, (ActorDiedError(), HopUnavailable)])
@@ -89,12 +90,12 @@ async def test_a_unary_calls_errors_are_translated(error: Exception, kind: type[
 
 async def test_an_error_from_outside_the_tree_stays_what_it_is() -> None:
     with pytest.raises(RayTaskError):
-        await PostprocessHandle(Handle(error=task_error(KeyError("x")))).report()
+        await PostprocessHandle(Handle(error=task_error(KeyError("x"))), PLAIN).report()
 
 
 async def test_a_consumer_that_leaves_cancels_the_call() -> None:
     handle = Handle(1, 2, hang=True)
-    stream = EngineHandle(handle).generate(ENGINE_REQUEST)
+    stream = stream_of(EngineHandle(handle, PLAIN), ENGINE_REQUEST)
     assert await anext(stream) == 1
     assert not handle.response.cancelled
     await stream.aclose()
@@ -103,13 +104,13 @@ async def test_a_consumer_that_leaves_cancels_the_call() -> None:
 
 async def test_a_stream_that_ended_is_not_cancelled() -> None:
     handle = Handle(1, 2)
-    assert [item async for item in EngineHandle(handle).generate(ENGINE_REQUEST)] == [1, 2]
+    assert await collected(EngineHandle(handle, PLAIN), ENGINE_REQUEST) == [1, 2]
     assert not handle.response.cancelled
 
 
 async def test_a_cancelled_caller_cancels_a_unary_call() -> None:
     handle = Handle(hang=True)
-    task = asyncio.create_task(PostprocessHandle(handle).report())
+    task = asyncio.create_task(PostprocessHandle(handle, PLAIN).report())
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -119,7 +120,6 @@ async def test_a_cancelled_caller_cancels_a_unary_call() -> None:
 
 async def test_a_callee_that_was_cancelled_is_an_error_and_not_a_silent_end() -> None:
     with pytest.raises(EngineDied):
-        async for _ in EngineHandle(Handle((1,), error=asyncio.CancelledError())).generate(ENGINE_REQUEST):
-            pass
+        await collected(EngineHandle(Handle((1,), error=asyncio.CancelledError()), PLAIN), ENGINE_REQUEST)
     with pytest.raises(HopUnavailable):
         await TokenizerHandle(Handle(error=asyncio.CancelledError())).tokenize(TokenizeRequest(CONTEXT))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from receiver import ReceivedSpan, Receiver
+from streams import collected, stream_of
 
 from serve_app.config import TracingSection
 from serve_app.engine.service import EngineService
@@ -72,13 +73,9 @@ def spans(receiver: Receiver, tracing: Tracing) -> dict[str, ReceivedSpan]:
     return {one.name: one for one in receiver.spans()}
 
 
-async def collect(service: EngineService, asked: EngineRequest) -> list[EngineDelta]:
-    return [one async for one in service.generate(asked)]
-
-
 async def test_a_whole_request_has_a_span_for_each_phase(receiver: Receiver, tracing: Tracing) -> None:
     service = EngineService(ScriptedEngine(delta(1), EngineDelta((2,)), delta(3, reason="stop")), tracing)
-    assert [one.token_ids for one in await collect(service, request())] == [(1,), (2,), (3,)]
+    assert [one.token_ids for one in await collected(service, request())] == [(1,), (2,), (3,)]
     assert service.in_flight == 0
     found = await asyncio.to_thread(spans, receiver, tracing)
     assert list(found) == ["engine.queue", "prefill", "decode"]
@@ -91,7 +88,7 @@ async def test_a_whole_request_has_a_span_for_each_phase(receiver: Receiver, tra
 
 async def test_a_reader_that_stops_is_no_error(receiver: Receiver, tracing: Tracing) -> None:
     service = EngineService(ScriptedEngine(delta(1), None), tracing)
-    async with aclosing(service.generate(request())) as deltas:
+    async with aclosing(stream_of(service, request())) as deltas:
         await anext(deltas)
         assert service.in_flight == 1
     assert service.in_flight == 0
@@ -104,7 +101,7 @@ async def test_a_reader_that_stops_is_no_error(receiver: Receiver, tracing: Trac
 async def test_the_phase_in_which_the_engine_died_has_the_error(receiver: Receiver, tracing: Tracing) -> None:
     service = EngineService(ScriptedEngine(delta(1), EngineDied("dead")), tracing)
     with pytest.raises(EngineDied):
-        await collect(service, request())
+        await collected(service, request())
     found = await asyncio.to_thread(spans, receiver, tracing)
     assert (found["decode"].status, found["decode"].attributes["error.type"]) == ("error", "engine_died")
     assert {found[name].status for name in ("engine.queue", "prefill")} == {"unset"}
@@ -113,21 +110,21 @@ async def test_the_phase_in_which_the_engine_died_has_the_error(receiver: Receiv
 async def test_a_request_that_was_never_scheduled_waited_to_its_deadline(receiver: Receiver, tracing: Tracing) -> None:
     service = EngineService(ScriptedEngine(None), tracing)
     with pytest.raises(DeadlineExceeded):
-        await collect(service, request(remaining_s=0.05))
+        await collected(service, request(remaining_s=0.05))
     (queue,) = (await asyncio.to_thread(spans, receiver, tracing)).values()
     assert (queue.name, queue.status, queue.attributes["error.type"]) == ("engine.queue", "error", "deadline_exceeded")
 
 
 async def test_what_is_not_of_the_tree_is_an_internal_error(receiver: Receiver, tracing: Tracing) -> None:
     with pytest.raises(RuntimeError):
-        await collect(EngineService(ScriptedEngine(RuntimeError("of the user's words")), tracing), request())
+        await collected(EngineService(ScriptedEngine(RuntimeError("of the user's words")), tracing), request())
     (queue,) = (await asyncio.to_thread(spans, receiver, tracing)).values()
     assert queue.attributes["error.type"] == "internal_error"
     assert "words" not in repr(queue)
 
 
 async def test_an_unsampled_request_has_no_span(receiver: Receiver, tracing: Tracing) -> None:
-    await collect(EngineService(ScriptedEngine(delta(1, reason="stop")), tracing), request(flags="00"))
+    await collected(EngineService(ScriptedEngine(delta(1, reason="stop")), tracing), request(flags="00"))
     assert await asyncio.to_thread(spans, receiver, tracing) == {}
 
 
@@ -137,7 +134,7 @@ async def test_a_request_that_a_stop_string_ended_was_decoding_until_its_last_de
     # Both engines give their times with the first delta, whose last token is its first.
     first = EngineDelta((1,), times=EngineTimes(time.time() - 4, time.time() - 3, time.time() - 2, time.time() - 2))
     service = EngineService(ScriptedEngine(first, EngineDelta((2,)), None), tracing)
-    async with aclosing(service.generate(request())) as deltas:
+    async with aclosing(stream_of(service, request())) as deltas:
         await anext(deltas)
         await anext(deltas)
     decode = (await asyncio.to_thread(spans, receiver, tracing))["decode"]
@@ -149,7 +146,7 @@ async def test_an_engine_that_stalls_was_decoding_until_the_deadline(receiver: R
     first = EngineDelta((1,), times=EngineTimes(time.time() - 4, time.time() - 3, time.time() - 2, time.time() - 2))
     asked = request(remaining_s=0.05)
     with pytest.raises(DeadlineExceeded):
-        await collect(EngineService(ScriptedEngine(first, None), tracing), asked)
+        await collected(EngineService(ScriptedEngine(first, None), tracing), asked)
     decode = (await asyncio.to_thread(spans, receiver, tracing))["decode"]
     assert decode.end_s >= asked.context.deadline_s - 0.001  # nanoseconds are counted from a float
     assert (decode.status, decode.attributes["error.type"]) == ("error", "deadline_exceeded")
@@ -158,7 +155,7 @@ async def test_an_engine_that_stalls_was_decoding_until_the_deadline(receiver: R
 
 async def test_a_reader_that_stops_after_the_last_delta_cancelled_nothing(receiver: Receiver, tracing: Tracing) -> None:
     service = EngineService(ScriptedEngine(delta(1, reason="length"), None), tracing)
-    async with aclosing(service.generate(request())) as deltas:
+    async with aclosing(stream_of(service, request())) as deltas:
         await anext(deltas)
     decode = (await asyncio.to_thread(spans, receiver, tracing))["decode"]
     assert decode.attributes["tokenline.cancelled"] is False
@@ -166,7 +163,7 @@ async def test_a_reader_that_stops_after_the_last_delta_cancelled_nothing(receiv
 
 async def test_a_request_whose_task_is_cancelled_leaves_nothing_in_flight(receiver: Receiver, tracing: Tracing) -> None:
     service = EngineService(ScriptedEngine(None), tracing)
-    asking = asyncio.create_task(collect(service, request()))
+    asking = asyncio.create_task(collected(service, request()))
     await asyncio.sleep(0)
     assert service.in_flight == 1
     asking.cancel()
@@ -178,21 +175,21 @@ async def test_a_request_whose_task_is_cancelled_leaves_nothing_in_flight(receiv
 
 
 async def test_several_requests_are_counted_while_they_last(tracing: Tracing) -> None:
-    service = EngineService(ScriptedEngine(delta(1), delta(2, reason="stop")), tracing)
-    first, second = service.generate(request()), service.generate(request())
+    service = EngineService(ScriptedEngine(delta(1), None), tracing)
+    first, second = stream_of(service, request()), stream_of(service, request())
     await anext(first)
     await anext(second)
     assert service.in_flight == 2
     await first.aclose()
     assert service.in_flight == 1
-    assert [one.token_ids async for one in second] == [(2,)]
+    await second.aclose()
     assert service.in_flight == 0
 
 
 async def test_what_a_client_got_wrong_is_no_failure_of_the_engine(receiver: Receiver, tracing: Tracing) -> None:
     wrong = InvalidRequest("stop: 'the user's words' is too long", "stop")
     with pytest.raises(InvalidRequest):
-        await collect(EngineService(ScriptedEngine(wrong), tracing), request())
+        await collected(EngineService(ScriptedEngine(wrong), tracing), request())
     (queue,) = (await asyncio.to_thread(spans, receiver, tracing)).values()
     assert (queue.status, queue.attributes["error.type"]) == ("unset", "invalid_value")
     assert "words" not in repr(queue)

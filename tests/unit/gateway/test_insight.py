@@ -59,7 +59,7 @@ async def get(insight: InsightClient, url: str, key_file: Path | None = None, **
     gateway: dict[str, Any] = {} if key_file is None else {"admin_key_file": str(key_file)}
     config = load({"model": {"name": "m", "source": "s"}, "gateway": gateway})
     telemetry = Telemetry(start(TracingSection(), "gateway", "gateway-0", "m"), Outbox(), insight)
-    hops = Hops(None, None)  # type: ignore[arg-type]  # no hop is asked
+    hops = Hops(None, None, 100)  # type: ignore[arg-type]  # no hop is asked
     app = Gateway(config, hops, Readiness(config, hops), telemetry)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         answer = await client.get(url, **options)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
+from streams import pushing
 
 from serve_app.config import load
 from serve_app.errors import EngineDied, HopUnavailable, NotReady
@@ -40,6 +41,7 @@ class FakePostprocess:
         self._error = error or HopUnavailable("no replica yet")
         self.report_error: Exception | None = None
 
+    @pushing
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[bytes, None]:
         self.calls += 1
         if self.calls <= self._failures:
@@ -58,7 +60,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_it_is_not_ready_before_the_warm_up_and_says_why() -> None:
-    ready = Readiness(CONFIG, Hops(FakeTokenizer(), FakePostprocess()))
+    ready = Readiness(CONFIG, Hops(FakeTokenizer(), FakePostprocess(), 100))
     with pytest.raises(NotReady, match="has not begun"):
         ready.require()
     with pytest.raises(NotReady):
@@ -67,7 +69,7 @@ async def test_it_is_not_ready_before_the_warm_up_and_says_why() -> None:
 
 async def test_the_warm_up_is_repeated_until_it_is_answered() -> None:
     postprocess = FakePostprocess(failures=2)
-    ready = Readiness(CONFIG, Hops(FakeTokenizer(), postprocess))
+    ready = Readiness(CONFIG, Hops(FakeTokenizer(), postprocess, 100))
     await asyncio.wait_for(ready.warm_up(), 5)
     assert postprocess.calls == 3
     ready.require()
@@ -75,7 +77,7 @@ async def test_the_warm_up_is_repeated_until_it_is_answered() -> None:
 
 async def test_an_error_nobody_foresaw_does_not_end_the_warm_up() -> None:
     postprocess = FakePostprocess(failures=1, error=KeyError("from anywhere"))
-    ready = Readiness(CONFIG, Hops(FakeTokenizer(), postprocess))
+    ready = Readiness(CONFIG, Hops(FakeTokenizer(), postprocess, 100))
     await asyncio.wait_for(ready.warm_up(), 5)
     ready.require()
     postprocess.report_error = KeyError("from anywhere")
@@ -84,7 +86,7 @@ async def test_an_error_nobody_foresaw_does_not_end_the_warm_up() -> None:
 
 
 async def test_a_probe_collects_the_load_and_each_hops_tasks() -> None:
-    ready = Readiness(CONFIG, Hops(FakeTokenizer(), FakePostprocess()))
+    ready = Readiness(CONFIG, Hops(FakeTokenizer(), FakePostprocess(), 100))
     await ready.warm_up()
     report = await ready.probe()
     assert report.engine.kv_blocks == 10
@@ -93,7 +95,7 @@ async def test_a_probe_collects_the_load_and_each_hops_tasks() -> None:
 
 async def test_a_path_that_was_warm_is_not_ready_while_its_engine_is_dead() -> None:
     postprocess = FakePostprocess()
-    ready = Readiness(CONFIG, Hops(FakeTokenizer(), postprocess))
+    ready = Readiness(CONFIG, Hops(FakeTokenizer(), postprocess, 100))
     await ready.warm_up()
     postprocess.report_error = EngineDied("The engine is dead.")
     with pytest.raises(NotReady, match="The engine is dead"):

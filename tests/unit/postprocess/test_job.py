@@ -11,6 +11,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from streams import pushing, stream_of
 
 from serve_app.config import TracingSection
 from serve_app.errors import EngineDied, InvalidRequest
@@ -40,6 +41,7 @@ class TimedEngine:
     def __init__(self, text: bytes, ends: bool = True, error: Exception | None = None) -> None:
         self._text, self._ends, self._error = text, ends, error
 
+    @pushing
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         sent_s = request.context.sent_s
         assert sent_s is not None
@@ -79,7 +81,7 @@ async def items_of(service: PostprocessService, request: GenerateRequest) -> lis
     """All items; an error at the end stands behind them."""
     items: list[Any] = []
     try:
-        async for item in service.generate(request):
+        async for item in stream_of(service, request):
             items.append(item)
     except Exception as error:  # noqa: BLE001
         items.append(error)
@@ -177,6 +179,7 @@ async def test_there_is_one_closing_and_nothing_but_an_error_behind_it(
 
 async def test_each_prompt_is_counted_once_and_every_choices_tokens_are(ask: Any, byte_vocabulary: Vocabulary) -> None:
     class Cached(TimedEngine):
+        @pushing
         async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
             yield EngineDelta((97, 98), "length", cached_tokens=len(request.prompt_ids))
 
@@ -197,7 +200,7 @@ async def test_every_stage_lies_between_the_sending_and_the_end(ask: Any, byte_v
 
 async def test_a_reader_that_leaves_leaves_nothing_in_flight(ask: Any, byte_vocabulary: Vocabulary) -> None:
     service = PostprocessService(byte_vocabulary, TimedEngine(b"hello"), UNTRACED)
-    async with aclosing(service.generate(ask(stream=True))) as items:
+    async with aclosing(stream_of(service, ask(stream=True))) as items:
         await anext(items)
         assert service.in_flight == 1
     assert service.in_flight == 0
@@ -273,7 +276,7 @@ async def test_a_whole_answer_is_none_that_was_cancelled_when_its_reader_goes(
     ask: Any, byte_vocabulary: Vocabulary, spans: InMemorySpanExporter
 ) -> None:
     service = PostprocessService(byte_vocabulary, TimedEngine(b"hi"), traced(spans, False))
-    async with aclosing(service.generate(sampled(ask()))) as items:
+    async with aclosing(stream_of(service, sampled(ask()))) as items:
         assert isinstance(await anext(items), Closing)
     span = next(one for one in spans.get_finished_spans() if one.name == names.POSTPROCESS)
     assert "error.type" not in (span.attributes or {})

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from streams import collected, pushing, stream_of
 
 from serve_app.config import TracingSection
 from serve_app.errors import EngineDied, InvalidRequest
@@ -45,6 +46,7 @@ class ScriptedEngine:
         self.given: list[int] = []
         self.closed: list[bool] = []
 
+    @pushing
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         number = len(self.requests)
         self.requests.append(request)
@@ -104,9 +106,8 @@ def answer(byte_vocabulary: Vocabulary, run_virtual: Any) -> Any:
 
     def run(engine: ScriptedEngine, request: GenerateRequest) -> list[bytes]:
         async def main() -> list[bytes]:
-            return [
-                bytes_of(item) async for item in PostprocessService(byte_vocabulary, engine, UNTRACED).generate(request)
-            ]
+            items = await collected(PostprocessService(byte_vocabulary, engine, UNTRACED), request)
+            return [bytes_of(item) for item in items]
 
         return run_virtual(main())
 
@@ -230,7 +231,7 @@ def test_the_engines_stream_is_closed_before_the_chunk_with_the_stop_string_is_s
 ) -> None:
     async def main() -> None:
         engine = ScriptedEngine([*said("go STOP")[:-1], *ENDLESS], [None])
-        stream = PostprocessService(byte_vocabulary, engine, UNTRACED).generate(ask(n=n, stop=("STOP",), stream=True))
+        stream = stream_of(PostprocessService(byte_vocabulary, engine, UNTRACED), ask(n=n, stop=("STOP",), stream=True))
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
                 if b'"finish_reason":"stop"' in chunk:
@@ -279,9 +280,8 @@ def test_closing_the_response_closes_every_engine_stream(
 ) -> None:
     async def main() -> None:
         engine = ScriptedEngine([EngineDelta((97,)), None])
-        async with aclosing(
-            PostprocessService(byte_vocabulary, engine, UNTRACED).generate(ask(n=n, stream=True))
-        ) as chunks:
+        service = PostprocessService(byte_vocabulary, engine, UNTRACED)
+        async with aclosing(stream_of(service, ask(n=n, stream=True))) as chunks:
             for _ in range(n):
                 await anext(chunks)
             assert engine.closed == [False] * n
@@ -299,11 +299,8 @@ def test_cancelling_the_caller_closes_every_engine_stream(
     async def main() -> None:
         engine = ScriptedEngine([EngineDelta((97,)), None])
 
-        async def read() -> None:
-            async for _ in PostprocessService(byte_vocabulary, engine, UNTRACED).generate(ask(n=n, stream=stream)):
-                pass
-
-        reader = asyncio.create_task(read())
+        service = PostprocessService(byte_vocabulary, engine, UNTRACED)
+        reader = asyncio.create_task(collected(service, ask(n=n, stream=stream)))
         await asyncio.sleep(1)
         assert engine.given == [1] * n
         reader.cancel()
@@ -319,10 +316,10 @@ def test_nothing_is_asked_of_the_engine_before_the_response_is_read(
 ) -> None:
     async def main() -> None:
         engine = ScriptedEngine([None])
-        stream = PostprocessService(byte_vocabulary, engine, UNTRACED).generate(ask(n=2, stream=True))
+        work = PostprocessService(byte_vocabulary, engine, UNTRACED).generate(ask(n=2, stream=True), print)
         await asyncio.sleep(0)
         assert engine.requests == []
-        await stream.aclose()
+        work.close()
 
     run_virtual(main())
 
@@ -340,7 +337,9 @@ def test_the_role_goes_out_with_the_engines_first_delta_even_without_text(
 ) -> None:
     async def main() -> None:
         engine = ScriptedEngine([EngineDelta((0xE9,)), None])
-        async with aclosing(PostprocessService(byte_vocabulary, engine, UNTRACED).generate(ask(stream=True))) as chunks:
+        async with aclosing(
+            stream_of(PostprocessService(byte_vocabulary, engine, UNTRACED), ask(stream=True))
+        ) as chunks:
             assert b'"role":"assistant"' in await anext(chunks)
 
     run_virtual(main())
@@ -358,7 +357,7 @@ def test_text_goes_out_as_soon_as_the_engine_has_given_it(
     async def main() -> None:
         engine = ScriptedEngine([EngineDelta((97,)), None])
         request = ask(COMPLETION, stream=True, stop=("b",))
-        async with aclosing(PostprocessService(byte_vocabulary, engine, UNTRACED).generate(request)) as chunks:
+        async with aclosing(stream_of(PostprocessService(byte_vocabulary, engine, UNTRACED), request)) as chunks:
             assert b'"text":"a"' in await anext(chunks)
 
     run_virtual(main())
@@ -503,13 +502,13 @@ def test_an_engine_stream_that_says_it_is_done_is_read_to_its_own_end(
         ended = []
 
         class Ending(ScriptedEngine):
+            @pushing
             async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
                 for delta in said("a"):
                     yield delta
                 ended.append(request.engine_request_id)
 
-        async for _ in PostprocessService(byte_vocabulary, Ending(), UNTRACED).generate(ask(n=2, stream=stream)):
-            pass
+        await collected(PostprocessService(byte_vocabulary, Ending(), UNTRACED), ask(n=2, stream=stream))
         assert sorted(ended) == ["r1-0", "r1-1"]
 
     run_virtual(main())
@@ -521,7 +520,7 @@ def test_one_service_serves_many_requests_at_once(ask: Any, byte_vocabulary: Voc
         service = PostprocessService(byte_vocabulary, engine, UNTRACED)
 
         async def one() -> list[bytes]:
-            return [bytes_of(item) async for item in service.generate(ask(stream=True))]
+            return [bytes_of(item) for item in await collected(service, ask(stream=True))]
 
         answers = await asyncio.gather(*(one() for _ in range(50)))
         texts = sorted(streamed(chunks)[0][0] for chunks in answers)
