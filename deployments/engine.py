@@ -55,7 +55,7 @@ class EngineDeployment:
 
     async def __del__(self) -> None:
         """Ray Serve awaits this when the replica is shut down."""
-        self._answering.stop()
+        await self._answering.stop()
         await self._telemetry.end()
         await self._engine.stop()
 

@@ -54,6 +54,6 @@ class PostprocessDeployment:
 
     async def __del__(self) -> None:
         """Ray Serve awaits this when the replica is shut down."""
-        self._answering.stop()
+        await self._answering.stop()
         self._engine.stop()
         await self._telemetry.end()

@@ -88,9 +88,9 @@ class Answering(Generic[Request, T]):
                 for item in batch:
                     yield item
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """With the replica: sends what is here."""
-        self._writer.stop()
+        await self._writer.stop()
 
 
 async def answered(response: Any) -> Any:

@@ -43,7 +43,7 @@ class Reader(Generic[T]):
     @property
     def links(self) -> int:
         """Connections of writers that have shown the key."""
-        return len(self._links)
+        return sum(link.greeted for link in self._links)
 
     @property
     def subscriptions(self) -> int:
@@ -205,9 +205,15 @@ class _Link(asyncio.Protocol, Generic[T]):
         self._deframer: Deframer | None = None
         self._greeting = b""
 
+    @property
+    def greeted(self) -> bool:
+        """Whether it has shown the key."""
+        return self._deframer is not None
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         keep_alive(self._transport)
+        self._reader.joined(self)
         self._limit = asyncio.get_running_loop().call_later(_GREETING_S, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
@@ -222,7 +228,6 @@ class _Link(asyncio.Protocol, Generic[T]):
                 self._transport.abort()
                 return
             self._deframer = Deframer()
-            self._reader.joined(self)
         try:
             for body in self._deframer.feed(data):
                 self._reader.take(body, self)

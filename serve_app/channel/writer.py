@@ -20,6 +20,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _CONNECT_S = 5.0
+_CLOSE_S = 2.0
 # What may lie in the process ahead of the system's own buffers before frames are held back.
 _HIGH_WATER_BYTES = 64 << 10
 
@@ -44,10 +45,15 @@ class Writer(Generic[T]):
             link = self._links[route.reader] = _Link(self, route)
         return Sender(route.number, link, self.max_backlog_items)
 
-    def stop(self) -> None:
-        """Sends what is here and closes all connections."""
-        for link in tuple(self._links.values()):
+    async def stop(self) -> None:
+        """Sends what is here and closes all connections, within a few seconds."""
+        links = tuple(self._links.values())
+        for link in links:
             link.close()
+        if links:
+            await asyncio.wait([asyncio.ensure_future(link.closed.wait()) for link in links], timeout=_CLOSE_S)
+        for link in links:
+            link.drop()
 
     def left(self, route: Route, link: "_Link[T]") -> None:
         if self._links.get(route.reader) is link:
@@ -129,6 +135,7 @@ class _Link(asyncio.Protocol, Generic[T]):
     def __init__(self, writer: Writer[T], route: Route) -> None:
         self.senders: set[Sender[T]] = set()
         self.lost = False
+        self.closed = asyncio.Event()
         self._writer = writer
         self._route = route
         self._loop = asyncio.get_running_loop()
@@ -136,6 +143,7 @@ class _Link(asyncio.Protocol, Generic[T]):
         self._ready: dict[Sender[T], None] = {}  # in the order in which they were put in
         self._held_back = True  # until connected, and while the reader is not keeping up
         self._scheduled = False
+        self._closing = False
         self._connecting = self._loop.create_task(self._connect())
 
     def put(self, sender: Sender[T]) -> None:
@@ -146,14 +154,19 @@ class _Link(asyncio.Protocol, Generic[T]):
             self._loop.call_soon(self._flush)
 
     def close(self) -> None:
-        """Sends what is here, then closes."""
-        if self._transport is None:
-            self._connecting.cancel()
-            self._lose()
-            return
-        self._held_back = False
-        self._flush()
-        self._transport.close()
+        """Sends what is here, as soon as there is a connection, then closes."""
+        self._closing = True
+        if self._transport is not None:
+            self._held_back = False
+            self._flush()
+            self._transport.close()
+
+    def drop(self) -> None:
+        """Closes at once, whatever is still here."""
+        self._connecting.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        self._lose()
 
     async def _connect(self) -> None:
         try:
@@ -169,6 +182,8 @@ class _Link(asyncio.Protocol, Generic[T]):
         self._transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
         self._transport.write(greeting(self._route.key))
         self.resume_writing()
+        if self._closing:
+            self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lose()
@@ -191,6 +206,7 @@ class _Link(asyncio.Protocol, Generic[T]):
 
     def _lose(self) -> None:
         self.lost = True
+        self.closed.set()
         self._writer.left(self._route, self)
         for sender in tuple(self.senders):
             sender.lose()
