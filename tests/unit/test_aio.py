@@ -96,11 +96,15 @@ def test_a_reader_that_stands_still_ends_the_work_at_the_limit_and_is_told_so(ru
     async def main() -> None:
         source = Source(*["x", 1.0] * 100)
         got: list[Any] = []
-        with pytest.raises(BacklogFull, match="max_backlog_items"):
+
+        async def read_slowly() -> None:
             async with aclosing(pulled(source.push, max_items)) as stream:
                 async for batch in stream:
-                    got += batch
+                    got.extend(batch)
                     await asyncio.sleep(60)
+
+        with pytest.raises(BacklogFull, match="max_backlog_items"):
+            await read_slowly()
         assert got == ["x"] * (1 + max_items)
         assert source.closed
         assert source.given == max_items + 2

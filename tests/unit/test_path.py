@@ -58,6 +58,10 @@ class FakePostprocess:
         raise NotImplementedError
 
 
+def hops(postprocess: FakePostprocess) -> Hops:
+    return Hops(FakeTokenizer(), postprocess, 100)
+
+
 @pytest.fixture
 def inbound() -> Inbound:
     return from_completion(msgspec.convert({"model": "m", "prompt": "hi"}, CompletionBody), GatewaySection())
@@ -76,9 +80,7 @@ async def test_a_tokenizer_that_never_answers_ends_at_the_deadline(inbound: Inbo
 
 async def test_an_engine_that_goes_silent_ends_at_the_deadline_and_is_closed(inbound: Inbound) -> None:
     postprocess = FakePostprocess()
-    stream = answer(
-        inbound, RequestContext("id", time.time() + 0.2), Hops(FakeTokenizer(), postprocess, 100), recording()
-    )
+    stream = answer(inbound, RequestContext("id", time.time() + 0.2), hops(postprocess), recording())
     assert await anext(stream) == b"first"
     with pytest.raises(DeadlineExceeded):
         await asyncio.wait_for(anext(stream), 5)
@@ -87,9 +89,7 @@ async def test_an_engine_that_goes_silent_ends_at_the_deadline_and_is_closed(inb
 
 async def test_closing_the_answer_closes_the_postprocessor_before_it_returns(inbound: Inbound) -> None:
     postprocess = FakePostprocess()
-    stream = answer(
-        inbound, RequestContext("id", time.time() + 60), Hops(FakeTokenizer(), postprocess, 100), recording()
-    )
+    stream = answer(inbound, RequestContext("id", time.time() + 60), hops(postprocess), recording())
     assert await anext(stream) == b"first"
     await stream.aclose()
     assert postprocess.closed
