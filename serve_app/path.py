@@ -84,6 +84,9 @@ async def answer(
             closing = batch[-1] if isinstance(batch[-1], Closing) else None
             data = b"".join(item for item in batch if not isinstance(item, Closing))
             if closing is not None:
+                if data and inbound.include_timings:  # which say when the first byte was written
+                    yield data
+                    data = b""
                 recording.summarise(closing.summary, sent_s)
                 data += _last_data(closing, inbound, context, recording)
             if data:

@@ -58,7 +58,7 @@ class Codec(Generic[T]):
         """A frame's entries, from what `Deframer` gives. Raises Malformed."""
         try:
             entries: list[Entry[T]] = self._decode(body)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise Malformed(str(error)) from error
         return entries
 

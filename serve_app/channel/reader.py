@@ -37,6 +37,7 @@ class Reader(Generic[T]):
         self._subscriptions: dict[int, Subscription[T]] = {}
         self._links: set[_Link[T]] = set()
         self._server: asyncio.Server | None = None
+        self._stopped = False
         self._address = ("", 0)
         self._starting = asyncio.Lock()
 
@@ -70,13 +71,18 @@ class Reader(Generic[T]):
 
     def stop(self) -> None:
         """Listens no more and drops all connections; streams that are still open fail."""
+        self._stopped = True
         if self._server is not None:
             self._server.close()
         for link in tuple(self._links):
             link.drop()
+        for subscription in tuple(self._subscriptions.values()):
+            subscription.fail(ChannelLost("The replica that reads this stream stops."))
 
     def joined(self, link: "_Link[T]") -> None:
         self._links.add(link)
+        if self._stopped:  # it was being accepted meanwhile
+            link.drop()
 
     def left(self, link: "_Link[T]") -> None:
         self._links.discard(link)
@@ -132,13 +138,16 @@ class Subscription(Generic[T]):
         try:
             for item in entry.items:
                 self._sink(item)
-        except Exception as error:  # noqa: BLE001 - the consumer's, who gets it from `finish`
+        except StopIteration as error:  # no future takes one
+            self.fail(RuntimeError(f"A sink raised {error!r}."))
+            return
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the consumer's, who gets it from `finish`
             self.fail(error)
             return
         if entry.state != OPEN:
             self._ended.set_result(entry.state == WHOLE)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Ends the stream with an error."""
         if not self._ended.done():
             self._ended.set_exception(error)
@@ -171,6 +180,8 @@ class Subscription(Generic[T]):
         """The call was first. What it raises counts, but not before the items that the writer has sent ahead of it."""
         if calling.cancelled() or ((error := calling.exception()) is not None and not by_writer(error)):
             calling.result()
+        if isinstance(error, ChannelLost) and self._link is None:
+            raise error  # the writer never got through, so no end will come
         await asyncio.wait((self._ended,), timeout=_SECOND_S)
         if not self._ended.done():
             calling.result()

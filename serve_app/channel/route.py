@@ -11,6 +11,10 @@ class Route(msgspec.Struct, frozen=True, array_like=True):
     key: bytes
     number: int
 
+    def __repr__(self) -> str:
+        """Without the key, which must not get into a log."""
+        return f"Route({self.host!r}, {self.port}, number={self.number})"
+
     @property
     def reader(self) -> tuple[str, int, bytes]:
         """Which reader it is."""

@@ -50,10 +50,12 @@ class Writer(Generic[T]):
         links = tuple(self._links.values())
         for link in links:
             link.close()
-        if links:
-            await asyncio.wait([asyncio.ensure_future(link.closed.wait()) for link in links], timeout=_CLOSE_S)
-        for link in links:
-            link.drop()
+        try:
+            if links:
+                await asyncio.wait([asyncio.ensure_future(link.closed.wait()) for link in links], timeout=_CLOSE_S)
+        finally:
+            for link in links:
+                link.drop()
 
     def left(self, route: Route, link: "_Link[T]") -> None:
         if self._links.get(route.reader) is link:
@@ -79,11 +81,11 @@ class Sender(Generic[T]):
     def __enter__(self) -> "Sender[T]":
         task = asyncio.current_task()
         assert task is not None
+        if self._link.lost:
+            raise ChannelLost("The replica that reads this stream is lost.")
         self._task = task
         self._cancelling = task.cancelling()
         self._link.senders.add(self)
-        if self._link.lost:
-            self.lose()
         return self
 
     def __exit__(
@@ -205,6 +207,8 @@ class _Link(asyncio.Protocol, Generic[T]):
             self._transport.write(self._writer.codec.encode(entries))
 
     def _lose(self) -> None:
+        if self.lost:
+            return  # once, or work that is cleaning up is cancelled again
         self.lost = True
         self.closed.set()
         self._writer.left(self._route, self)

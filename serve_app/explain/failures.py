@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from serve_app.errors import (
+    BacklogFull,
     BodyTimeout,
     DeadlineExceeded,
     EngineDied,
@@ -66,6 +67,11 @@ FAILURES: dict[str, Failure] = {
             Lever(f"{hop}.max_queued_requests", f"more may wait for the {hop}, and longer")
             for hop in ("tokenizer", "postprocess", "engine")
         ),
+    ),
+    BacklogFull.code: Failure(
+        "not read",
+        "the answer was made faster than a client or a hop read it",
+        (Lever("channel.max_backlog_items", "more, if clients may lag that far behind"),),
     ),
     HopUnavailable.code: Failure("no replica", "a hop had no replica that could take the request"),
     NotReady.code: Failure("not ready", "requests came before the path had answered its warm-up; see /ready"),

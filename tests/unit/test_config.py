@@ -91,7 +91,7 @@ def test_an_unknown_key_is_named_with_its_path_and_the_nearest_known_one(path: s
 
 
 def test_an_unknown_key_like_no_other_gets_the_list_of_the_known_ones() -> None:
-    known = "model, gateway, tokenizer, engine, postprocess, insight, tracing, delays"
+    known = "model, gateway, tokenizer, engine, postprocess, channel, insight, tracing, delays"
     assert refusal(nested("zzz", 1)) == f"zzz: unknown key; known here: {known}"
     assert refusal(nested("model.zzz", 1)).startswith("model.zzz: unknown key; known here: name, source, ")
 

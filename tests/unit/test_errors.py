@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app import errors
-from serve_app.errors import ConfigError, InternalError, RequestError, TokenlineError
+from serve_app.errors import ChannelLost, ConfigError, InternalError, RequestError, TokenlineError
 
 
 def descendants(root: type) -> list[type]:
@@ -26,7 +26,7 @@ every_request_error = pytest.mark.parametrize("error_class", REQUEST_ERRORS, ids
 
 def test_every_error_that_can_reach_a_client_is_in_this_module_and_every_error_of_it_in_the_tree() -> None:
     defined = {one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, BaseException)}
-    assert defined == {TokenlineError, ConfigError, RequestError, *descendants(RequestError)}
+    assert defined == {TokenlineError, ConfigError, ChannelLost, RequestError, *descendants(RequestError)}
     assert len(REQUEST_ERRORS) >= 13
 
 
@@ -55,7 +55,7 @@ def test_every_class_has_a_code_of_its_own() -> None:
 def test_the_drawing_in_the_module_shows_every_class_with_its_status() -> None:
     drawn = dict(re.findall(r"── (\w+)\s+(\d{3})?", errors.__doc__ or ""))
     statuses = {one.__name__: str(one.status) for one in REQUEST_ERRORS}
-    assert drawn == {"ConfigError": "", "RequestError": ""} | statuses
+    assert drawn == {"ConfigError": "", "ChannelLost": "", "RequestError": ""} | statuses
 
 
 @every_request_error
