@@ -2,13 +2,14 @@
 # Installs the locked packages and this project into .venv. Called by `make setup`; quick when nothing changed.
 #
 #   requirements/install.sh cpu|gpu [dev]
+#   VENV=.venv-peers requirements/install.sh peers      what `make bench` compares with, without this project
 #
 # uv does the work (15 s where pip takes minutes) but reads no pip configuration, so a wheel folder that pip knows is passed on.
 # torch==2.13.0+cpu is not on PyPI: it comes from such a folder, or else from PyTorch's own index for CPU builds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-device=${1:?cpu or gpu}
+device=${1:?cpu, gpu or peers}
 locks=("requirements/$device.txt")
 [ "${2:-}" = dev ] && locks+=(requirements/dev.txt)
 venv=${VENV:-.venv}
@@ -21,7 +22,7 @@ fail() { echo "setup: $*" >&2; exit 1; }
     fail "needs Python 3.11 or newer, and '$python' is not; name one with: make setup PYTHON=/path/to/python3.11"
 
 wanted=$(cat "${locks[@]}" pyproject.toml requirements/install.sh | sha256sum; pwd)
-if [ -x "$venv/bin/tokenline" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
     exit 0
 fi
 
@@ -47,7 +48,7 @@ trap 'rm -f "$log"' EXIT
 # Sync, not install: what an older lock file brought and this one does not is removed.
 # Compiled at once: three processes import vLLM at every start, which takes minutes from source and seconds from bytecode.
 sync_locks() { uv pip sync --compile-bytecode "${locks[@]}" "$@" 2>"$log"; }
-if [ "$device" = cpu ]; then
+if [ "$device" != gpu ]; then
     { [ ${#folders[@]} -gt 0 ] && sync_locks "${folders[@]}"; } || sync_locks --torch-backend cpu || {
         cat "$log" >&2
         fail "could not install the locked packages: torch==2.13.0+cpu was sought in the wheel folders pip knows" \
@@ -56,7 +57,7 @@ if [ "$device" = cpu ]; then
 else
     sync_locks "${folders[@]}" || { cat "$log" >&2; fail "could not install the locked packages; see the error above"; }
 fi
-uv pip install --no-deps --no-build-isolation --editable . 2>"$log" || { cat "$log" >&2; fail "could not install this project"; }
-printf '%s\n' "$device" > "$venv/.tokenline-device"  # what the Makefile's later targets keep to
+[ "$device" = peers ] || uv pip install --no-deps --no-build-isolation --editable . 2>"$log" || { cat "$log" >&2; fail "could not install this project"; }
+printf '%s\n' "$device" >"$venv/.tokenline-device"  # what the Makefile's later targets keep to
 printf '%s' "$wanted" > "$stamp"
 echo "setup: done"

@@ -14,3 +14,4 @@ resolve() {
 resolve cpu --override overrides.txt "${folders[@]:---torch-backend=cpu}"
 resolve gpu --override overrides-gpu.txt
 resolve dev "${folders[@]:---torch-backend=cpu}"
+resolve peers --override overrides.txt "${folders[@]:---torch-backend=cpu}"
