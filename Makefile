@@ -10,7 +10,7 @@ CONFIG ?= serve_app/configs/local-cpu.yaml
 bin := $(VENV)/bin
 export VENV
 
-.PHONY: help setup model run stop tools test check bench-tracing lint format types imports lock clean
+.PHONY: help setup model peers run stop tools test check bench bench-channel bench-tracing lint format types imports lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,15 @@ test: model tools check  ## lint, types, import rules, then every test
 
 check: setup lint types imports  ## lint, types and import rules
 
+peers: setup  ## make .venv-peers, with Ray Serve LLM and what draws plots (5 GB of disk)
+	@VENV=.venv-peers requirements/install.sh peers
+
+bench: model peers  ## tokens/s, TTFT, TPOT, ITL and CPU beside vLLM's API server and Ray Serve LLM (ARGS="--rounds 1 …")
+	@PYTHONPATH=tests $(bin)/python -m bench.peers $(ARGS)
+
+bench-channel: model peers  ## what a token costs each hop, by the number of streams, with and without the token channel
+	@PYTHONPATH=tests $(bin)/python -m bench.channel $(ARGS)
+
 bench-tracing: model  ## what tracing costs: tokens/s and CPU with 100 %, 1 % and none of the requests traced
 	@PYTHONPATH=tests $(bin)/python -m bench.tracing $(ARGS)
 
@@ -53,5 +62,5 @@ imports: setup
 lock: setup  ## resolve requirements/*.in into the pinned *.txt
 	@requirements/lock.sh
 
-clean:  ## remove .venv and caches (the model cache stays)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+clean:  ## remove .venv, .venv-peers and caches (the model cache stays)
+	rm -rf $(VENV) .venv-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,112 @@
+"""What a token costs each hop, by the number of streams, over the token channel and over a stream per request.
+
+The simulated engine, at a rate that no engine on these CPUs reaches: each stream gets a token per step. Run by
+`make bench-channel`; prints tables, and with `--json` writes all rounds and a plot.
+"""
+
+import argparse
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bench import report, summary, systems, tables
+from bench.measure import Plan
+from bench.report import Report
+from bench.session import Application, Session
+
+from serve_app.local.servefile import DEFAULT_CONFIG, merge
+
+CONFIG = DEFAULT_CONFIG.with_name("simulated.yaml")
+# What each mode changes in the application.
+MODES: dict[str, dict[str, Any]] = {
+    "channel": {"channel": {"enabled": True}},
+    "streams": {"channel": {"enabled": False}},
+}
+BASELINE = "streams"
+TOKENS = 256
+
+
+def main() -> None:
+    """Runs all rounds and prints what they gave."""
+    arguments = _arguments()
+    session = Session(
+        {name: _application(MODES[name], arguments) for name in arguments.modes},
+        arguments.streams,
+        arguments.idle,
+        arguments.logs or Path(tempfile.mkdtemp(prefix="tokenline-bench-")),
+    )
+    try:
+        session.run(arguments.rounds)
+    finally:
+        _tell(session, arguments)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=15.0, help="the window of each measurement")
+    parser.add_argument("--idle", type=float, default=15.0, help="seconds for which the run is looked at at rest")
+    parser.add_argument("--streams", type=int, nargs="+", default=[16, 64, 128, 256])
+    parser.add_argument("--step-ms", type=float, default=33.0, help="of the simulated engine: a token for each stream")
+    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
+    parser.add_argument("--json", type=Path, help="where to write all rounds; the plot goes beside it")
+    parser.add_argument("--logs", type=Path, help="the folder for the run's logs")
+    return parser.parse_args()
+
+
+def _application(mode: dict[str, Any], arguments: argparse.Namespace) -> Application:
+    (name,) = (name for name, changes in MODES.items() if changes is mode)
+    overrides = merge(engine_of(max(arguments.streams), arguments.step_ms), mode)
+    # One after the other within the time of an answer, so that at any time as many begin as end.
+    ramp_s = TOKENS * arguments.step_ms / 1000
+    plan = Plan(arguments.seconds, ramp_s=ramp_s, tokens=TOKENS)
+    return Application(functools.partial(systems.tokenline, config=CONFIG, overrides=overrides), {name: plan})
+
+
+def engine_of(streams: int, step_ms: float) -> dict[str, Any]:
+    """An engine that steps all streams together, and hops that take them all."""
+    room = {"max_ongoing_requests": 2 * streams}
+    tokens = TOKENS + 256  # prompt and template included
+    sim = {"step_ms": step_ms, "step_ms_per_sequence": 0.0, "max_sequences": 2 * streams}
+    blocks = {"kv_blocks": 2 * streams * tokens // 16, "block_tokens": 16}
+    return {
+        **dict.fromkeys(("gateway", "tokenizer", "postprocess"), room),
+        "engine": room | {"sim": sim | blocks},
+    }
+
+
+def _tell(session: Session, arguments: argparse.Namespace) -> None:
+    measurements = session.measurements
+    whole = Report(
+        benchmark="channel",
+        machine=report.machine(),
+        versions=report.versions(),
+        settings={name: getattr(arguments, name) for name in ("rounds", "seconds", "streams", "step_ms", "modes")}
+        | {"tokens": TOKENS},
+        summary=summary.summary(measurements),
+        ratios={BASELINE: summary.ratios(measurements, BASELINE), "fewest": summary.growth(measurements)},
+        idle=summary.idle(session.rests),
+        failures=session.failures,
+        rounds=measurements,
+        rests=session.rests,
+    )
+    print(markdown(whole))  # noqa: T201 - the result
+    if arguments.json:
+        report.write(whole, arguments.json)
+
+
+def markdown(whole: Report) -> str:
+    """Tables of cost by hop, how it grows with the streams, and how the modes compare; medians of rounds."""
+    groups = {"all": [summary.CPU]} | tables.cost_columns(whole.summary)
+    parts = ["### CPU-seconds per 1,000 tokens", tables.table(whole.summary, groups, "streams")]
+    parts += ["### Divided by that with the fewest streams", tables.table(whole.ratios["fewest"], groups, "streams")]
+    parts += [f"### Divided by {BASELINE}", tables.table(whole.ratios[BASELINE], groups, "streams")]
+    parts += ["### Speed", tables.table(whole.summary, tables.SPEED, "streams")]
+    parts += ["### At rest, thousandths of a core", tables.idle_table(whole.idle)]
+    parts += ["### Failures", tables.failures(whole.rounds, whole.failures)]
+    return "\n\n".join(parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Rounds: each system is started, warmed up, measured under each load and ended before the next one starts."""
+
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.measure import Failure, Idle, Measurement, Plan, measure, rest, rotated
+from bench.systems import Start
+
+_WARM_UP = Plan(seconds=3.0, ramp_s=1.0, seed=1)
+_WARM_UP_CLIENTS = 8
+
+
+@dataclass(frozen=True)
+class Application:
+    """What is started as one, and the plans it is measured under, by the name of the system each stands for."""
+
+    start: Start
+    plans: Mapping[str, Plan]
+
+
+@dataclass
+class Session:
+    """All that was measured so far. logs: the folder of the systems' logs."""
+
+    applications: Mapping[str, Application]
+    clients: Sequence[int]
+    idle_s: float
+    logs: Path
+    measurements: list[Measurement] = field(default_factory=list)
+    rests: list[Idle] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+    def run(self, rounds: int) -> None:
+        """All rounds; a system that fails is noted, and the next one is started."""
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
+        for number in range(rounds):
+            for name in rotated(list(self.applications), number):
+                self._round(name, number)
+
+    def _round(self, name: str, number: int) -> None:
+        application = self.applications[name]
+        say(f"round {number + 1}: {name} starts")
+        try:
+            with application.start(self.logs / f"{name}-{number + 1}.log") as system:
+                say("up; warming up")
+                measure(system, name, number, _WARM_UP_CLIENTS, _WARM_UP)
+                if self.idle_s > 0:
+                    self.rests.append(rest(system, name, number, self.idle_s))
+                for clients in self.clients:
+                    for variant in rotated(list(application.plans), number):
+                        one = measure(system, variant, number, clients, application.plans[variant])
+                        self.measurements.append(one)
+                        say(_line(one))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other systems are measured and this is reported
+            traceback.print_exc()
+            self.failures += [Failure(plan, number, f"{type(error).__name__}: {error}") for plan in application.plans]
+
+
+def _line(one: Measurement) -> str:
+    seen = one.figures
+    failed = f", {sum(seen.failures.values())} FAILED" if seen.failures else ""
+    return f"{one.system}, {one.clients} clients: {seen.tokens_per_s:.0f} tokens/s, TTFT {seen.ttft_ms}{failed}"
+
+
+def say(text: str) -> None:
+    """Progress, on standard error: the result alone is on standard output."""
+    print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)  # noqa: T201
