@@ -30,6 +30,8 @@ _DEFAULTS = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "30",
     # Serve's 0.1 s keeps its controller at 7 % of a core, and Ray's GCS at 2 %, while nothing happens.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    # Serve's 0.1 s has every replica and handle set its gauges ten times a second; Ray exports them every 10 s.
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
     # What failed once at start fails again: say so after the first attempt.
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -83,14 +83,16 @@ def _spans(one: Stage, begin_s: float, end_s: float) -> Iterator[tuple[int, floa
 def _sweep(spans: list[tuple[int, float, float]]) -> dict[str, float]:
     """Gives each instant to the busy stage of the highest rank."""
     edges = sorted([(begin, rank, 1) for rank, begin, _ in spans] + [(end, rank, -1) for rank, _, end in spans])
-    open_spans = [0] * len(STAGES)
+    counts = [0] * len(STAGES)
+    busy = 0  # one bit per rank
     seconds: dict[str, float] = {}
     before = 0.0
     for moment, rank, change in edges:
-        top = next((at for at in range(len(STAGES) - 1, -1, -1) if open_spans[at]), None)
-        if top is not None:
-            seconds[STAGES[top]] = seconds.get(STAGES[top], 0.0) + moment - before
-        open_spans[rank] += change
+        if busy:
+            top = STAGES[busy.bit_length() - 1]
+            seconds[top] = seconds.get(top, 0.0) + moment - before
+        counts[rank] += change
+        busy = busy | 1 << rank if counts[rank] else busy & ~(1 << rank)
         before = moment
     return seconds
 

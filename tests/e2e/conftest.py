@@ -5,6 +5,7 @@ long to load, lasts to the end of the session and is used by the last modules (`
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,8 +51,12 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def vllm_service(reference: list[dict[str, Any]], receiver: Receiver) -> Iterator[Service]:
-    """`local-cpu.yaml`, traced, on a free port; after `reference`, so that the two do not share the cores."""
-    overrides = {"tracing": {"endpoint": receiver.grpc_url}}
+    """`local-cpu.yaml`, traced, on a free port; after `reference`, so that the two do not share the cores.
+
+    With TOKENLINE_PLAIN_STREAMS=1 without the token channel, which must make no difference to any test.
+    """
+    plain = os.environ.get("TOKENLINE_PLAIN_STREAMS") == "1"
+    overrides = {"tracing": {"endpoint": receiver.grpc_url}, "channel": {"enabled": not plain}}
     with serving(CONFIGS / "local-cpu.yaml", port=0, overrides=overrides) as service:
         yield service
 
