@@ -113,7 +113,8 @@ class InsightHandle:
 
 
 def quick(handle: DeploymentHandle[Any]) -> DeploymentHandle[Any]:
-    """The handle with the standard library's pickle: our messages need no more, and Ray's own takes three times as long."""
+    """The handle with the standard library's pickle, which our messages need no more than; Ray's takes three times as
+    long."""
     return handle.options(request_serialization="pickle", response_serialization="pickle")
 
 
