@@ -20,7 +20,7 @@ class TokenizerDeployment:
     async def __init__(self, config: AppConfig, insight: DeploymentHandle[Any]) -> None:  # type: ignore[misc]  # Ray Serve awaits it
         self._telemetry = ReplicaTelemetry(config, "tokenizer", insight)
         tokenizer = slow_tokenizer(load_tokenizer(config.model), config.delays)
-        encoder = PromptEncoder(tokenizer, context_tokens(config.model))
+        encoder = PromptEncoder(tokenizer, context_tokens(config.model), int(config.tokenizer.cache_mib * (1 << 20)))
         settings = config.tokenizer
         self._service = TokenizerService(encoder, settings.threads, settings.item_timeout_s, self._telemetry.tracing)
         self._telemetry.begin(self._report)

@@ -87,12 +87,15 @@ class TokenizerSection(Hop, frozen=True, kw_only=True):
     threads: items one replica works on at once. The tokenizer lets go of the GIL while it encodes, so a long text does
     not stop a short one.
     item_timeout_s: one item's limit; it fails alone.
+    cache_mib: memory of one replica for the ids of messages it has seen, so that a conversation's next turn costs what
+    is new in it; 0 remembers nothing.
     """
 
     # About what its threads hold: a tokenizer that has more than that is behind.
     target_ongoing_requests: Annotated[float, Meta(gt=0, le=100_000)] = 4.0
     threads: Annotated[int, Meta(ge=1, le=64)] = 4
     item_timeout_s: Seconds = 5.0
+    cache_mib: Annotated[float, Meta(ge=0, le=65_536)] = 64.0
 
 
 class PostprocessSection(Hop, frozen=True, kw_only=True):

@@ -171,7 +171,11 @@ class Service:
     def __init__(self, config: AppConfig, tokenizer: Any, vocabulary: Vocabulary) -> None:
         self.config = config
         self.vocabulary = vocabulary
-        self.encoder = PromptEncoder(slow_tokenizer(tokenizer, config.delays), context_tokens(config.model))
+        self.encoder = PromptEncoder(
+            slow_tokenizer(tokenizer, config.delays),
+            context_tokens(config.model),
+            int(config.tokenizer.cache_mib * 2**20),
+        )
         self.tracings: dict[str, Tracing] = {}
         self.meter = Observed()
         self.watched: WatchedEngine
