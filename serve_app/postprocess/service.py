@@ -118,14 +118,20 @@ class PostprocessService:
 
     async def _run(self, job: Job, run: Run, sink: Sink[bytes | Closing]) -> None:
         """One choice. A stop string ends it before the engine does, which aborts the request there."""
+        whole = False  # and taken by the sink
 
         def take(delta: EngineDelta) -> None:
+            nonlocal whole
             if data := job.take(run, delta):
                 sink(data)
-            if run.finish_reason is not None and delta.finish_reason is None:
+            whole = run.finish_reason is not None
+            if whole and delta.finish_reason is None:
                 raise Enough
 
-        with contextlib.suppress(Enough):
+        try:
             await self._engine.generate(run.engine_request, take)
-        if run.finish_reason is None:
+        except Exception:
+            if not whole:  # what goes wrong after that is not its client's
+                raise
+        if not whole:
             raise EngineDied("The engine ended the stream before the request was done.")

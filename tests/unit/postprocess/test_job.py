@@ -242,12 +242,14 @@ def words_of(spans: InMemorySpanExporter) -> str:
     return repr([(one.name, dict(one.attributes or {}), one.status.description) for one in spans.get_finished_spans()])
 
 
+@pytest.mark.parametrize("grouped", [1, 4])
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("capture", [True, False])
 async def test_a_completion_is_on_the_span_where_the_configuration_says_so(
-    ask: Any, byte_vocabulary: Vocabulary, spans: InMemorySpanExporter, capture: bool, stream: bool
+    ask: Any, byte_vocabulary: Vocabulary, spans: InMemorySpanExporter, capture: bool, stream: bool, grouped: int
 ) -> None:
-    service = PostprocessService(byte_vocabulary, TimedEngine(b"my answer, my stop"), traced(spans, capture))
+    engine, tracing = TimedEngine(b"my answer, my stop"), traced(spans, capture)
+    service = PostprocessService(byte_vocabulary, engine, tracing, coalesce_tokens=grouped)
     await items_of(service, sampled(ask(stop=("my stop",), stream=stream)))
     assert ("my answer, " in words_of(spans)) == capture
     assert "my stop" not in words_of(spans)
