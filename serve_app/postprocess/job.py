@@ -60,7 +60,7 @@ class Job:
         """SSE events of what waits for further tokens that will not come."""
         if self.request.stream:
             for run in self.runs:
-                if (update := run.held()) is not None:
+                if (update := run.held()) is not None and not _says_nothing(update, None):
                     yield self._chunk(run, update, None)
 
     def _chunk(self, run: Run, update: Update, echo: Echo | None) -> bytes:

@@ -154,6 +154,22 @@ def test_what_waits_when_the_request_fails_is_sent_ahead_of_what_was_measured(
     run_virtual(main())
 
 
+def test_what_waits_and_says_nothing_is_not_sent_when_the_request_fails(
+    ask: Any, byte_vocabulary: Vocabulary, run_virtual: Any
+) -> None:
+    async def main() -> None:
+        engine = ScriptedEngine([EngineDelta((97,)), EngineDelta((0xE9,)), EngineDied("dead")])
+        service = PostprocessService(byte_vocabulary, engine, UNTRACED, coalesce_tokens=3)
+        items: list[Any] = []
+        with pytest.raises(EngineDied):
+            await service.generate(ask(COMPLETION, stream=True), items.append)
+        first, closing = items
+        assert unfinished([first]) == {0: "a"}
+        assert isinstance(closing, Closing)
+
+    run_virtual(main())
+
+
 def test_an_answer_that_is_not_streamed_and_fails_has_nothing_to_send(
     ask: Any, byte_vocabulary: Vocabulary, run_virtual: Any
 ) -> None:
