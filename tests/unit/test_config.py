@@ -48,6 +48,8 @@ def test_a_model_is_all_that_must_be_said() -> None:
     assert loaded.engine.kind == "vllm"
     assert not loaded.model.trust_remote_code
     assert all(getattr(loaded, hop).replicas == 1 for hop in HOPS)
+    assert (loaded.channel.enabled, loaded.channel.max_backlog_items) == (True, 8192)
+    assert loaded.postprocess.stream_coalesce_tokens == 1
 
 
 def test_what_is_said_is_what_is_loaded() -> None:
@@ -57,13 +59,16 @@ def test_what_is_said_is_what_is_loaded() -> None:
             "gateway": {"replicas": 2, "max_replicas": 4, "num_cpus": 0.5, "max_body_bytes": 2048},
             "tokenizer": {"threads": 8, "item_timeout_s": 1},
             "engine": {"kind": "sim", "device": "cpu", "sim": {"source": "echo", "fail_after_tokens": 0}},
-            "postprocess": {"max_ongoing_requests": 7},
+            "postprocess": {"max_ongoing_requests": 7, "stream_coalesce_tokens": 8},
+            "channel": {"enabled": False, "max_backlog_items": 100},
         }
     )
     assert (loaded.model.context_tokens, loaded.model.chat_template_path) == (512, "t.jinja")
     assert loaded.model.trust_remote_code
     assert (loaded.gateway.replicas, loaded.gateway.max_replicas, loaded.gateway.num_cpus) == (2, 4, 0.5)
     assert (loaded.gateway.max_body_bytes, loaded.postprocess.max_ongoing_requests) == (2048, 7)
+    assert loaded.postprocess.stream_coalesce_tokens == 8
+    assert (loaded.channel.enabled, loaded.channel.max_backlog_items) == (False, 100)
     assert (loaded.tokenizer.threads, loaded.tokenizer.item_timeout_s) == (8, 1.0)
     assert (loaded.engine.sim.source, loaded.engine.sim.fail_after_tokens) == ("echo", 0)
 
@@ -84,6 +89,14 @@ def test_every_serve_config_file_of_this_project_loads(path: Path) -> None:
         ("engine.sim.kv_block", "engine.sim.kv_block: unknown key; did you mean kv_blocks?"),
         ("model.sauce", "model.sauce: unknown key; did you mean source?"),
         ("gateway.request_timeout", "gateway.request_timeout: unknown key; did you mean request_timeout_s?"),
+        ("channels", "channels: unknown key; did you mean channel?"),
+        ("channel.max_backlog", "channel.max_backlog: unknown key; did you mean max_backlog_items?"),
+        ("channel.enable", "channel.enable: unknown key; did you mean enabled?"),
+        (
+            "postprocess.coalesce_tokens",
+            "postprocess.coalesce_tokens: unknown key; did you mean stream_coalesce_tokens?",
+        ),
+        ("channel.replicas", "channel.replicas: unknown key; known here: enabled, max_backlog_items"),
     ],
 )
 def test_an_unknown_key_is_named_with_its_path_and_the_nearest_known_one(path: str, sentence: str) -> None:
@@ -145,6 +158,11 @@ def test_a_missing_key_is_named_with_its_path(args: Any, start: str) -> None:
         ("model.source", ""),
         ("model.context_tokens", 1),
         ("model.trust_remote_code", "yes"),
+        *[("postprocess.stream_coalesce_tokens", value) for value in (0, -1, 1025, 2.5, "2", True, None)],
+        *[("channel.max_backlog_items", value) for value in (0, 15, 10_000_001, 100.5, "100", True, None)],
+        *[("channel.enabled", value) for value in (0, 1, "yes", None)],
+        ("channel", None),
+        ("channel", True),
     ],
 )
 def test_a_value_of_the_wrong_type_or_out_of_bounds_is_refused_by_its_path(path: str, value: Any) -> None:
@@ -313,6 +331,11 @@ def test_what_is_observed_has_its_bounds(key: str, value: Any) -> None:
         ("insight.window_s", 10),
         ("insight.window_s", 86_400),
         ("insight.num_cpus", 0),
+        ("postprocess.stream_coalesce_tokens", 1),
+        ("postprocess.stream_coalesce_tokens", 1024),
+        ("channel.max_backlog_items", 16),
+        ("channel.max_backlog_items", 10_000_000),
+        ("channel.enabled", False),
     ],
 )
 def test_a_bound_itself_is_within(key: str, value: Any) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app import errors
-from serve_app.errors import ChannelLost, ConfigError, InternalError, RequestError, TokenlineError
+from serve_app.errors import BacklogFull, ChannelLost, ConfigError, InternalError, RequestError, TokenlineError
 
 
 def descendants(root: type) -> list[type]:
@@ -27,7 +27,7 @@ every_request_error = pytest.mark.parametrize("error_class", REQUEST_ERRORS, ids
 def test_every_error_that_can_reach_a_client_is_in_this_module_and_every_error_of_it_in_the_tree() -> None:
     defined = {one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, BaseException)}
     assert defined == {TokenlineError, ConfigError, ChannelLost, RequestError, *descendants(RequestError)}
-    assert len(REQUEST_ERRORS) >= 13
+    assert len(REQUEST_ERRORS) >= 14
 
 
 @every_request_error
@@ -81,10 +81,24 @@ def test_every_request_error_survives_a_copy(error_class: type[RequestError]) ->
     assert (type(back), back.message, back.param, back.retry_after_s) == (error_class, "m", "p", 2.0)
 
 
-def test_a_config_error_survives_pickle_with_its_sentence() -> None:
-    back = pickle.loads(pickle.dumps(ConfigError("engine.replicas: too many")))
-    assert type(back) is ConfigError
+@pytest.mark.parametrize("error_class", [ConfigError, ChannelLost])
+def test_an_error_that_reaches_no_client_survives_pickle_with_its_sentence(error_class: type[TokenlineError]) -> None:
+    back = pickle.loads(pickle.dumps(error_class("engine.replicas: too many")))
+    assert type(back) is error_class
     assert str(back) == "engine.replicas: too many"
+
+
+def test_an_answer_that_is_not_read_may_be_asked_for_again_and_names_the_limit() -> None:
+    error = pickle.loads(pickle.dumps(BacklogFull("not read", "channel.max_backlog_items")))
+    assert (error.status, error.code, error.retryable) == (503, "backlog_full", True)
+    assert (error.message, error.param) == ("not read", "channel.max_backlog_items")
+
+
+def test_a_lost_channel_is_for_the_handles_to_explain_and_tells_a_client_nothing() -> None:
+    assert not issubclass(ChannelLost, RequestError)
+    translated = errors.as_request_error(ChannelLost("the replica at 10.0.0.7"), "r-42")
+    assert type(translated) is InternalError
+    assert b"10.0.0.7" not in errors.body(translated)
 
 
 @every_request_error
@@ -127,6 +141,7 @@ def test_an_error_of_the_tree_is_translated_to_itself(error_class: type[RequestE
         ValueError("secret"),
         KeyError("secret"),
         ConfigError("secret"),
+        ChannelLost("secret"),
         TokenlineError("secret"),
         TimeoutError("secret"),
         asyncio.CancelledError("secret"),
