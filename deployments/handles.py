@@ -147,11 +147,11 @@ def _given_up(hop: str) -> RequestError:
 
 def _translated(hop: str, error: Exception) -> BaseException:
     """Ray's exception as one of our tree where it means something to a client; others as they are."""
+    if isinstance(error, RayTaskError):  # of its cause's class too, but that is Ray's own object
+        cause: Exception = error.cause
+        return _translated(hop, cause) if isinstance(cause, RequestError | ChannelLost) else error
     if isinstance(error, RequestError):
         return error
-    if isinstance(error, RayTaskError):
-        cause = error.cause
-        return cause if isinstance(cause, RequestError) else error
     if isinstance(error, BackPressureError):
         return Overloaded(f"{hop}.max_queued_requests: too many requests wait already.", hop, _RETRY_AFTER_S)
     if isinstance(error, RayActorError | ChannelLost):

@@ -49,14 +49,15 @@ class Asking(Generic[Request, T]):
 
     async def _stream(self, request: Request, sink: Sink[T]) -> None:
         response = self._generate.remote(request)
-        finished = False
+        taking = False
         try:
             async for item in response:
+                taking = True
                 sink(item)
-            finished = True
+                taking = False
         finally:
-            # Left early: by a cancelled task, or by a sink that has what it wanted.
-            if not finished:
+            # Left early: by a sink that has what it wanted, or by a cancelled task.
+            if taking or own_cancellation():
                 response.cancel()
 
     def stop(self) -> None:

@@ -11,7 +11,15 @@ from streams import collected, stream_of
 
 from deployments.handles import EngineHandle, PostprocessHandle, TokenizerHandle
 from serve_app.config import ChannelSection
-from serve_app.errors import ContextTooLong, EngineDied, HopUnavailable, Overloaded, RequestError
+from serve_app.errors import (
+    BacklogFull,
+    ChannelLost,
+    ContextTooLong,
+    EngineDied,
+    HopUnavailable,
+    Overloaded,
+    RequestError,
+)
 from serve_app.messages import EngineRequest, RequestContext, Sampling, TokenizeRequest
 
 CONTEXT = RequestContext("id", 0.0)
@@ -65,27 +73,38 @@ class Handle:
 
 
 def task_error(cause: Exception) -> Exception:
-    return RayTaskError("generate", "traceback", cause)
+    """As Ray raises it: an instance of the cause's class too."""
+    error: Exception = RayTaskError("generate", "traceback", cause).as_instanceof_cause()
+    return error
 
 
 CASES = [
     (task_error(ContextTooLong("too long", "messages")), ContextTooLong),
     (BackPressureError(num_queued_requests=1, max_queued_requests=1), Overloaded),
     (DeploymentUnavailableError(None), HopUnavailable),
+    (BacklogFull("not read"), BacklogFull),
+    (task_error(BacklogFull("not read")), BacklogFull),
 ]
+# What the loss of a replica looks like: to Ray, to this end of the channel, and to the other.
+LOST = [ActorDiedError(), ChannelLost("broke"), task_error(ChannelLost("broke"))]
 
 
-@pytest.mark.parametrize(("error", "kind"), [*CASES, (ActorDiedError(), EngineDied)])
+@pytest.mark.parametrize(("error", "kind"), [*CASES, *((error, EngineDied) for error in LOST)])
 async def test_the_engines_errors_are_translated(error: Exception, kind: type[RequestError]) -> None:
     handle = Handle((1,), error=error)
-    with pytest.raises(kind):
+    with pytest.raises(kind) as raised:
         await collected(EngineHandle(handle, PLAIN), ENGINE_REQUEST)
+    assert type(raised.value) is kind
+    assert not handle.response.cancelled
 
 
-@pytest.mark.parametrize(("error", "kind"), [*CASES, (ActorDiedError(), HopUnavailable)])
+@pytest.mark.parametrize(("error", "kind"), [*CASES, *((error, HopUnavailable) for error in LOST)])
 async def test_a_unary_calls_errors_are_translated(error: Exception, kind: type[RequestError]) -> None:
-    with pytest.raises(kind):
-        await TokenizerHandle(Handle(error=error)).tokenize(TokenizeRequest(CONTEXT))
+    handle = Handle(error=error)
+    with pytest.raises(kind) as raised:
+        await TokenizerHandle(handle).tokenize(TokenizeRequest(CONTEXT))
+    assert type(raised.value) is kind
+    assert not handle.response.cancelled
 
 
 async def test_an_error_from_outside_the_tree_stays_what_it_is() -> None:
