@@ -24,7 +24,9 @@ _DEFAULTS = {
     "RAY_SERVE_LOG_TO_STDERR": "1",
     # The gateway would otherwise wait 30 s at its end for load balancers that are not there.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
-    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "2",
+    # When gateways come or go a new HAProxy takes over, and the old one cuts its streams after this time: as long as a
+    # request may last (`gateway.request_timeout_s`).
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "600",
     # Serve's 5 s and 10 s kill a proxy that is merely slow, which on two busy cores it is (seen).
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "30",
