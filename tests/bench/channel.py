@@ -13,7 +13,7 @@ from typing import Any
 from bench import report, summary, systems, tables
 from bench.measure import Plan
 from bench.report import Report
-from bench.session import Application, Session
+from bench.session import Application, Session, end_in_order_on_sigterm
 
 from serve_app.local.servefile import DEFAULT_CONFIG, merge
 
@@ -30,8 +30,9 @@ TOKENS = 256
 def main() -> None:
     """Runs all rounds and prints what they gave."""
     arguments = _arguments()
+    end_in_order_on_sigterm()
     session = Session(
-        {name: _application(MODES[name], arguments) for name in arguments.modes},
+        {name: _application(name, arguments) for name in arguments.modes},
         arguments.streams,
         arguments.idle,
         arguments.logs or Path(tempfile.mkdtemp(prefix="tokenline-bench-")),
@@ -55,13 +56,12 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _application(mode: dict[str, Any], arguments: argparse.Namespace) -> Application:
-    (name,) = (name for name, changes in MODES.items() if changes is mode)
-    overrides = merge(engine_of(max(arguments.streams), arguments.step_ms), mode)
+def _application(mode: str, arguments: argparse.Namespace) -> Application:
+    overrides = merge(engine_of(max(arguments.streams), arguments.step_ms), MODES[mode])
     # One after the other within the time of an answer, so that at any time as many begin as end.
     ramp_s = TOKENS * arguments.step_ms / 1000
     plan = Plan(arguments.seconds, ramp_s=ramp_s, tokens=TOKENS)
-    return Application(functools.partial(systems.tokenline, config=CONFIG, overrides=overrides), {name: plan})
+    return Application(functools.partial(systems.tokenline, config=CONFIG, overrides=overrides), {mode: plan})
 
 
 def engine_of(streams: int, step_ms: float) -> dict[str, Any]:

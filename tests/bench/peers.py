@@ -16,7 +16,7 @@ from bench.measure import Plan
 from bench.one_layer import one_layer
 from bench.receiver import receiving
 from bench.report import Report
-from bench.session import Application, Session
+from bench.session import Application, Session, end_in_order_on_sigterm
 from bench.systems import PEERS_PYTHON
 
 BASELINES = ("ray-llm-direct", "vllm")
@@ -27,6 +27,7 @@ TRACED_EVERY = 100
 def main() -> None:
     """Runs all rounds and prints what they gave."""
     arguments = _arguments()
+    end_in_order_on_sigterm()
     if any(name.startswith("ray-llm") for name in arguments.systems) and not PEERS_PYTHON.exists():
         raise SystemExit("bench: the peers' environment is not installed; run `make peers`")
     with _applications(arguments.seconds) as known:
@@ -93,7 +94,7 @@ def _tell(session: Session, arguments: argparse.Namespace) -> None:
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         **{name: getattr(arguments, name) for name in ("rounds", "seconds", "clients", "systems")},
-        "tokens": Plan.__struct_defaults__[1],
+        "tokens": Plan(seconds=0).tokens,
         "traced_every": TRACED_EVERY,
         "context_tokens": systems.CONTEXT_TOKENS,
         "max_sequences": systems.MAX_SEQUENCES,

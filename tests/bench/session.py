@@ -37,7 +37,6 @@ class Session:
 
     def run(self, rounds: int) -> None:
         """All rounds; a system that fails is noted, and the next one is started."""
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
         for number in range(rounds):
             for name in rotated(list(self.applications), number):
                 self._round(name, number)
@@ -65,6 +64,11 @@ def _line(one: Measurement) -> str:
     seen = one.figures
     failed = f", {sum(seen.failures.values())} FAILED" if seen.failures else ""
     return f"{one.system}, {one.clients} clients: {seen.tokens_per_s:.0f} tokens/s, TTFT {seen.ttft_ms}{failed}"
+
+
+def end_in_order_on_sigterm() -> None:
+    """So that what was started is ended then too, as on Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def say(text: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from bench import summary, systems, tables
 from bench.measure import Measurement, Plan, measure, rotated
 from bench.receiver import receiving
+from bench.session import end_in_order_on_sigterm
 
 from serve_app.local.servefile import DEFAULT_CONFIG
 
@@ -28,6 +29,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="the window of each measurement")
     parser.add_argument("--clients", type=int, default=16)
     arguments = parser.parse_args()
+    end_in_order_on_sigterm()
     log = Path(tempfile.mkdtemp(prefix="tokenline-bench-")) / "serve.log"
     with receiving() as receiver:
         overrides: dict[str, Any] = {
