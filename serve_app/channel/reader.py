@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 _GREETING_S = 5.0
 # The last frame and the call's answer travel apart; whichever is second has this long.
 _SECOND_S = 2.0
+# A last frame behind many others, of a busy reader, has this long while those come in.
+_BEHIND_S = 30.0
 
 
 class Reader(Generic[T]):
@@ -33,6 +35,7 @@ class Reader(Generic[T]):
     def __init__(self, codec: Codec[T]) -> None:
         self.codec = codec
         self.key = secrets.token_bytes(KEY_BYTES)
+        self.frames = 0
         self._numbers = itertools.count(1)
         self._subscriptions: dict[int, Subscription[T]] = {}
         self._links: set[_Link[T]] = set()
@@ -65,7 +68,7 @@ class Reader(Generic[T]):
     def open(self, sink: Callable[[T], None]) -> "Subscription[T]":
         """A new stream. `sink` takes its items one by one, in the event loop; what it raises ends the stream."""
         number = next(self._numbers)
-        subscription = Subscription(Route(*self._address, self.key, number), sink, self._forget)
+        subscription = Subscription(Route(*self._address, self.key, number), sink, self)
         self._subscriptions[number] = subscription
         return subscription
 
@@ -89,23 +92,24 @@ class Reader(Generic[T]):
 
     def take(self, body: bytes, link: "_Link[T]") -> None:
         """One frame. Entries of streams that nobody reads any more are dropped."""
+        self.frames += 1
         for entry in self.codec.decode(body):
             subscription = self._subscriptions.get(entry.number)
             if subscription is not None:
                 subscription.deliver(entry, link)
 
-    def _forget(self, number: int) -> None:
+    def forget(self, number: int) -> None:
         self._subscriptions.pop(number, None)
 
 
 class Subscription(Generic[T]):
     """One stream as its reader sees it: a context, at whose end it is closed. `received` counts its items."""
 
-    def __init__(self, route: Route, sink: Callable[[T], None], forget: Callable[[int], None]) -> None:
+    def __init__(self, route: Route, sink: Callable[[T], None], reader: Reader[T]) -> None:
         self.route = route
         self.received = 0
         self._sink = sink
-        self._forget = forget
+        self._reader = reader
         self._link: _Link[T] | None = None
         self._ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
@@ -115,7 +119,7 @@ class Subscription(Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._forget(self.route.number)
+        self._reader.forget(self.route.number)
         if self._link is not None:
             self._link.subscriptions.discard(self)
         if not self._ended.cancel() and not self._ended.cancelled():
@@ -182,10 +186,13 @@ class Subscription(Generic[T]):
             calling.result()
         if isinstance(error, ChannelLost) and self._link is None:
             raise error  # the writer never got through, so no end will come
-        await asyncio.wait((self._ended,), timeout=_SECOND_S)
-        if not self._ended.done():
-            calling.result()
-            raise ChannelLost("The call has returned and the end of its stream has not come.")
+        seen, latest = -1, asyncio.get_running_loop().time() + _BEHIND_S
+        while not self._ended.done():
+            if self._reader.frames == seen or asyncio.get_running_loop().time() >= latest:
+                calling.result()
+                raise ChannelLost("The call has returned and the end of its stream has not come.")
+            seen = self._reader.frames
+            await asyncio.wait((self._ended,), timeout=_SECOND_S)
 
 
 # The event loop holds tasks by weak references only.
@@ -233,6 +240,7 @@ class _Link(asyncio.Protocol, Generic[T]):
             if len(self._greeting) < GREETING_BYTES:
                 return
             shown, data = self._greeting[:GREETING_BYTES], self._greeting[GREETING_BYTES:]
+            self._greeting = b""
             self._limit.cancel()
             if not greets(shown, self._reader.key):
                 logger.warning("a connection to the token channel without its key was dropped")

@@ -23,6 +23,8 @@ _CONNECT_S = 5.0
 _CLOSE_S = 2.0
 # What may lie in the process ahead of the system's own buffers before frames are held back.
 _HIGH_WATER_BYTES = 64 << 10
+# After this many items a frame is full: what waited for a reader does not all become bytes at once.
+_FRAME_ITEMS = 1 << 14
 
 
 class Writer(Generic[T]):
@@ -108,6 +110,8 @@ class Sender(Generic[T]):
         if self._lost:
             raise ChannelLost("The replica that reads this stream is lost.")
         if len(self.items) >= self._max_backlog_items:
+            self._link.flush()  # much within one turn is no backlog
+        if len(self.items) >= self._max_backlog_items:
             raise BacklogFull(
                 f"The answer is not read: {len(self.items)} pieces of it wait, the most that channel.max_backlog_items"
                 " allows.",
@@ -153,18 +157,21 @@ class _Link(asyncio.Protocol, Generic[T]):
         self._ready[sender] = None
         if not self._scheduled and not self._held_back:
             self._scheduled = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
 
     def close(self) -> None:
         """Sends what is here, as soon as there is a connection, then closes."""
         self._closing = True
         if self._transport is not None:
-            self._held_back = False
-            self._flush()
+            while self._ready:
+                self._held_back = False
+                self.flush()
             self._transport.close()
 
     def drop(self) -> None:
         """Closes at once, whatever is still here."""
+        if self.lost:
+            return  # asyncio fails on a connection that was closed with something in its buffer
         self._connecting.cancel()
         if self._transport is not None:
             self._transport.abort()
@@ -185,7 +192,7 @@ class _Link(asyncio.Protocol, Generic[T]):
         self._transport.write(greeting(self._route.key))
         self.resume_writing()
         if self._closing:
-            self._transport.close()
+            self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lose()
@@ -195,16 +202,42 @@ class _Link(asyncio.Protocol, Generic[T]):
 
     def resume_writing(self) -> None:
         self._held_back = False
-        self._flush()
+        self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Sends what is here, or leaves it here while frames are held back."""
         self._scheduled = False
-        if self._held_back or not self._ready or self._transport is None:
+        ready, self._ready = self._ready, {}
+        entries: list[Entry[T]] = []
+        items = 0
+        for sender in ready:
+            if self._held_back:
+                self._ready[sender] = None
+            elif (entry := sender.entry()) is not None:
+                entries.append(entry)
+                items += len(entry.items)
+                if items >= _FRAME_ITEMS:
+                    self._write(entries)
+                    entries, items = [], 0
+        self._write(entries)
+
+    def _write(self, entries: list[Entry[T]]) -> None:
+        if not entries or self._transport is None:
             return
-        entries = [entry for sender in self._ready if (entry := sender.entry()) is not None]
-        self._ready.clear()
-        if entries:
-            self._transport.write(self._writer.codec.encode(entries))
+        try:
+            frame = self._writer.codec.encode(entries)
+        except Exception:  # noqa: BLE001 - whatever the encoder makes of an item that is none
+            frame = self._writer.codec.encode([self._sound(entry) for entry in entries])
+        self._transport.write(frame)
+
+    def _sound(self, entry: Entry[T]) -> Entry[T]:
+        """The entry, or the end of a stream whose items cannot be sent; the others of the frame go on."""
+        try:
+            self._writer.codec.encode([entry])
+        except Exception as error:  # noqa: BLE001 - as above
+            logger.error("a stream of the token channel ends, for its items cannot be sent: %r", error)
+            return Entry(entry.number, entry.position, [], FAILED)
+        return entry
 
     def _lose(self) -> None:
         if self.lost:
