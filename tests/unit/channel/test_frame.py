@@ -76,11 +76,21 @@ def test_a_token_costs_a_few_bytes() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"\xc1", b"\x93\x01\x02", msgspec.msgpack.encode([[1, 0, ["text"], 0]]), msgspec.msgpack.encode({"a": 1})],
+    [b"", b"\xc1", b"\x93\x01\x02", msgspec.msgpack.encode([[1, 0, ["text"], 0]]), msgspec.msgpack.encode({"a": 1})]
+    + [b"\x91\x95\x01\x00\x90\x00" + b"\x91" * 100_000],
 )
 def test_what_is_no_frame_of_ours_is_malformed(body: bytes) -> None:
     with pytest.raises(Malformed):
         Codec(bytes).decode(body)
+
+
+def test_nothing_is_kept_of_frames_that_are_complete() -> None:
+    deframer = Deframer()
+    raw = Codec(bytes).encode([Entry(1, 0, [b"x" * 100_000])])
+    for _ in range(10):
+        assert len(list(deframer.feed(raw + raw[:10]))) == 1
+        assert len(list(deframer.feed(raw[10:]))) == 1
+    assert len(deframer._buffer) == 0
 
 
 def test_a_length_that_no_frame_has_is_malformed_before_it_is_waited_for() -> None:
