@@ -125,6 +125,25 @@ def test_leaving_the_loop_cancels_the_work_and_waits_for_its_end(run_virtual: An
     run_virtual(main())
 
 
+def test_a_reader_that_leaves_waits_for_work_that_takes_its_time_to_end(run_virtual: Any) -> None:
+    async def main() -> None:
+        ended_s: list[float] = []
+
+        async def work(sink: Sink[str]) -> None:
+            sink("now")
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                await asyncio.sleep(5)
+                ended_s.append(asyncio.get_running_loop().time())
+
+        async with aclosing(pulled(work, 10)) as stream:
+            await anext(stream)
+        assert ended_s == [5]
+
+    run_virtual(main())
+
+
 def test_cancelling_the_reader_cancels_the_work(run_virtual: Any) -> None:
     async def main() -> None:
         source, got = Source("now", 3600.0, "never"), list[Any]()
@@ -136,6 +155,19 @@ def test_cancelling_the_reader_cancels_the_work(run_virtual: Any) -> None:
         assert got == ["now"]
         assert source.closed
         assert len(asyncio.all_tasks()) == 1
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("before", [[], ["a"]])
+def test_work_that_has_enough_before_the_reader_has_is_an_error_like_any_other(
+    run_virtual: Any, before: list[str]
+) -> None:
+    async def main() -> None:
+        got: list[Any] = []
+        with pytest.raises(Enough):
+            await read(Source(*before, Enough()), got)
+        assert got == before
 
     run_virtual(main())
 

@@ -26,6 +26,7 @@ def ended(code: str, outcome: str, status: int) -> dict[str, Any]:
         ("body_timeout", "timeout", 408, "errors: timeouts of the body"),
         ("engine_died", "error", 503, "errors: engine died"),
         ("out_of_memory", "error", 500, "errors: out of memory"),
+        ("backlog_full", "error", 503, "errors: not read"),
         ("internal_error", "error", 500, "errors: internal errors"),
         ("client_disconnected", "disconnected", 499, "errors: clients left"),
         ("of_the_future", "error", 500, "errors: of_the_future"),
