@@ -18,6 +18,8 @@ from bench.systems import System
 _CLIENT_S = 1.0
 # What was asked at the end of the window is let finish.
 _FINISH_S = 120.0
+# vLLM's processes look for work without sleep for about a second after the last.
+_SETTLE_S = 3.0
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -120,7 +122,8 @@ def _look(system: System, client: int) -> _Look:
 
 
 def rest(system: System, name: str, number: int, seconds: float) -> Idle:
-    """What it costs to be there."""
+    """What it costs to be there, once it has settled."""
+    time.sleep(_SETTLE_S)
     before, from_s = usages(system.run_id, system.root), time.monotonic()
     time.sleep(seconds)
     after, to_s = usages(system.run_id, system.root), time.monotonic()

@@ -67,10 +67,34 @@ def _version(name: str) -> str | None:
         return None
 
 
+def encode(report: Report) -> bytes:
+    """JSON, numbers cut to the digits that mean something, one line for each part and each round."""
+    parts = {name: _short(part) for name, part in msgspec.to_builtins(report, str_keys=True).items()}
+    lines = []
+    for name, part in parts.items():
+        text = _json(part)
+        if isinstance(part, list) and part:
+            text = "[\n" + ",\n".join(map(_json, part)) + "\n]"
+        lines.append(f"{_json(name)}: {text}")
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: _short(inner) for key, inner in value.items()}
+    return [_short(inner) for inner in value] if isinstance(value, list) else value
+
+
 def write(report: Report, path: Path) -> None:
     """The JSON, and beside it the plot, if the peers' environment is there to draw it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    path.write_bytes(encode(report))
     if not PEERS_PYTHON.exists():
         print("bench: no plot: the peers' environment draws it, and it is not installed", file=sys.stderr)  # noqa: T201
         return
