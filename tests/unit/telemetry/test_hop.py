@@ -122,7 +122,8 @@ def test_every_error_of_the_tree_ends_a_span(tracing: Tracing, receiver: Receive
     def tree(error: type[RequestError]) -> list[type[RequestError]]:
         return [error, *(below for child in error.__subclasses__() for below in tree(child))]
 
-    errors = tree(RequestError)[1:]
+    # Not those that Ray has made of them meanwhile.
+    errors = [one for one in tree(RequestError)[1:] if one.__module__ == RequestError.__module__]
     assert len(errors) > 5
     for error in errors:
         with pytest.raises(error):
