@@ -92,9 +92,11 @@ def _short(value: Any) -> Any:
 
 
 def write(report: Report, path: Path) -> None:
-    """The JSON, and beside it the plot, if the peers' environment is there to draw it."""
+    """The JSON, and beside it the plot, if there is anything to draw and the peers' environment is there to do it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(encode(report))
+    if not report.rounds:
+        return
     if not PEERS_PYTHON.exists():
         print("bench: no plot: the peers' environment draws it, and it is not installed", file=sys.stderr)  # noqa: T201
         return

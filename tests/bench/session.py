@@ -55,6 +55,11 @@ class Session:
                         one = measure(system, variant, number, clients, application.plans[variant])
                         self.measurements.append(one)
                         say(_line(one))
+        except (KeyboardInterrupt, SystemExit):
+            self.failures += [
+                Failure(plan, number, "interrupted; nothing after it was run") for plan in application.plans
+            ]
+            raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the other systems are measured and this is reported
             traceback.print_exc()
             self.failures += [Failure(plan, number, f"{type(error).__name__}: {error}") for plan in application.plans]
