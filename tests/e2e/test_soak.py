@@ -25,7 +25,7 @@ from serve_app.launch import Service, serving
 from serve_app.local.processes import tagged
 
 CONFIG = Path(__file__).parents[2] / "serve_app" / "configs" / "simulated.yaml"
-SECONDS = float(os.environ.get("TOKENLINE_SOAK_SECONDS", "45"))
+SECONDS = float(os.environ.get("TOKENLINE_SOAK_SECONDS", "30"))
 STREAMS, FEW = 128, 8
 TOKENS = 60
 # 8 s at 128 streams, and then for a while few of them, so that replicas are taken away again.
