@@ -20,6 +20,7 @@ class Run:
         self.sent_any = False
         self.finish_reason: FinishReason | None = None
         self._coalesce_tokens = coalesce_tokens
+        self._spoke = False
         self._held: Update | None = None
         self._held_tokens = 0
         self._echo_text = echo_text
@@ -48,9 +49,10 @@ class Run:
     def due(self, update: Update, tokens: int) -> Update | None:
         """What is to be sent now that `update` has come, made of so many tokens; None where it waits for more.
 
-        The first one never waits, nor does the last.
+        The first text never waits, nor does the last.
         """
-        if self._coalesce_tokens == 1 or not self.sent_any:
+        if self._coalesce_tokens == 1 or not self._spoke:
+            self._spoke = bool(update.text)
             return update
         self._held = update if self._held is None else self._held.with_next(update)
         self._held_tokens += tokens

@@ -114,6 +114,12 @@ def test_a_token_that_completes_no_text_counts_and_sends_no_chunk_of_its_own(ask
     assert texts_of(chunks) == ["a", "龘b", ""]
 
 
+def test_the_first_text_goes_at_once_also_where_it_takes_several_tokens(ask: Any, byte_vocabulary: Any) -> None:
+    run = Run(Choice(0, byte_vocabulary, (), (), Sampling()), None, None, coalesce_tokens=8)  # type: ignore[arg-type]
+    due = [run.due(run.choice.push(EngineDelta((byte,))), 1) for byte in "龘ab".encode()]
+    assert [update and update.text for update in due] == ["", "", "龘", None, None]
+
+
 def test_each_choice_counts_its_own_tokens(ask: Any, answer: Any) -> None:
     engine = ScriptedEngine(said("abcdefg"), said("tu"), [5, *said("vwxyz", "length")])
     chunks = answer(engine, ask(COMPLETION, n=3, stream=True), 3)
