@@ -43,11 +43,7 @@ async def pulled(push: Callable[[Sink[T]], Awaitable[None]], max_items: int) -> 
 
     def sink(item: T) -> None:
         if len(items) >= max_items:
-            raise BacklogFull(
-                f"The answer is not read: {max_items} pieces of it wait, the most that channel.max_backlog_items"
-                " allows.",
-                "channel.max_backlog_items",
-            )
+            raise BacklogFull.of(max_items)
         items.append(item)
         arrived.set()
 

@@ -148,6 +148,12 @@ class BacklogFull(RequestError):
 
     status, type, code, retryable = 503, "service_unavailable_error", "backlog_full", True
 
+    @classmethod
+    def of(cls, items: int) -> "BacklogFull":
+        """With so many pieces waiting, which is the limit."""
+        limit = "channel.max_backlog_items"
+        return cls(f"The answer is not read: {items} pieces of it wait, the most that {limit} allows.", limit)
+
 
 class HopUnavailable(RequestError):
     """A deployment on the path has no replica that can take the request."""

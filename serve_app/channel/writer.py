@@ -112,11 +112,7 @@ class Sender(Generic[T]):
         if len(self.items) >= self._max_backlog_items:
             self._link.flush()  # much within one turn is no backlog
         if len(self.items) >= self._max_backlog_items:
-            raise BacklogFull(
-                f"The answer is not read: {len(self.items)} pieces of it wait, the most that channel.max_backlog_items"
-                " allows.",
-                "channel.max_backlog_items",
-            )
+            raise BacklogFull.of(self._max_backlog_items)
         self.items.append(item)
         self._link.put(self)
 
