@@ -31,6 +31,8 @@ class Outlet(asyncio.Transport):
         pass
 
     def write(self, data: Any) -> None:
+        if self.is_closing():
+            raise RuntimeError("the handler is closed")  # as uvloop has it
         if not self.greeting:
             assert len(data) == GREETING_BYTES
             self.greeting = bytes(data)
@@ -38,6 +40,9 @@ class Outlet(asyncio.Transport):
         assert int.from_bytes(data[:4], "big") == len(data) - 4
         self.frames.append(msgspec.msgpack.decode(data[4:]))
         self.after_write()
+
+    def is_closing(self) -> bool:
+        return self.closed or self._lost
 
     def close(self) -> None:
         if not self.closed and not self.stuck:

@@ -218,7 +218,8 @@ class _Link(asyncio.Protocol, Generic[T]):
         self._write(entries)
 
     def _write(self, entries: list[Entry[T]]) -> None:
-        if not entries or self._transport is None:
+        # A connection that is closing is about to be lost, and uvloop fails on what is written to it meanwhile.
+        if not entries or self._transport is None or self._transport.is_closing():
             return
         try:
             frame = self._writer.codec.encode(entries)

@@ -6,14 +6,12 @@ The simulated engine, at a rate that no engine on these CPUs reaches: each strea
 
 import argparse
 import functools
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from bench import report, summary, systems, tables
 from bench.measure import Plan
 from bench.report import Report
-from bench.session import Application, Session, end_in_order_on_sigterm
+from bench.session import Application, Session, end_in_order_on_sigterm, options, run
 
 from serve_app.local.servefile import DEFAULT_CONFIG, merge
 
@@ -31,28 +29,15 @@ def main() -> None:
     """Runs all rounds and prints what they gave."""
     arguments = _arguments()
     end_in_order_on_sigterm()
-    session = Session(
-        {name: _application(name, arguments) for name in arguments.modes},
-        arguments.streams,
-        arguments.idle,
-        arguments.logs or Path(tempfile.mkdtemp(prefix="tokenline-bench-")),
-    )
-    try:
-        session.run(arguments.rounds)
-    finally:
-        _tell(session, arguments)
+    applications = {name: _application(name, arguments) for name in arguments.modes}
+    run(applications, arguments.streams, arguments, lambda session: _tell(session, arguments))
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=15.0, help="the window of each measurement")
-    parser.add_argument("--idle", type=float, default=15.0, help="seconds for which the run is looked at at rest")
+    parser = options(__doc__)
     parser.add_argument("--streams", type=int, nargs="+", default=[16, 64, 128, 256])
     parser.add_argument("--step-ms", type=float, default=33.0, help="of the simulated engine: a token for each stream")
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
-    parser.add_argument("--json", type=Path, help="where to write all rounds; the plot goes beside it")
-    parser.add_argument("--logs", type=Path, help="the folder for the run's logs")
     return parser.parse_args()
 
 

@@ -6,9 +6,7 @@ Run by `make bench`; prints tables, and with `--json` writes all rounds and a pl
 import argparse
 import contextlib
 import functools
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from bench import report, summary, systems, tables
@@ -16,7 +14,7 @@ from bench.measure import Plan
 from bench.one_layer import one_layer
 from bench.receiver import receiving
 from bench.report import Report
-from bench.session import Application, Session, end_in_order_on_sigterm
+from bench.session import Application, Session, end_in_order_on_sigterm, options, run
 from bench.systems import PEERS_PYTHON
 
 BASELINES = ("ray-llm-direct", "vllm")
@@ -32,23 +30,13 @@ def main() -> None:
         raise SystemExit("bench: the peers' environment is not installed; run `make peers`")
     with _applications(arguments.seconds) as known:
         applications = {name: known[name] for name in arguments.systems}
-        logs = arguments.logs or Path(tempfile.mkdtemp(prefix="tokenline-bench-"))
-        session = Session(applications, arguments.clients, arguments.idle, logs)
-        try:
-            session.run(arguments.rounds)
-        finally:
-            _tell(session, arguments)
+        run(applications, arguments.clients, arguments, lambda session: _tell(session, arguments))
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=15.0, help="the window of each measurement")
-    parser.add_argument("--idle", type=float, default=10.0, help="seconds for which each system is looked at at rest")
+    parser = options(__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--systems", nargs="+", choices=DEFAULT, default=list(DEFAULT))
-    parser.add_argument("--json", type=Path, help="where to write all rounds; the plot goes beside it")
-    parser.add_argument("--logs", type=Path, help="the folder for the systems' logs")
     return parser.parse_args()
 
 

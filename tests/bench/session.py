@@ -1,10 +1,12 @@
 """Rounds: each system is started, warmed up, measured under each load and ended before the next one starts."""
 
+import argparse
 import signal
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,6 +71,32 @@ def _line(one: Measurement) -> str:
     seen = one.figures
     failed = f", {sum(seen.failures.values())} FAILED" if seen.failures else ""
     return f"{one.system}, {one.clients} clients: {seen.tokens_per_s:.0f} tokens/s, TTFT {seen.ttft_ms}{failed}"
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """What every benchmark of rounds can be told."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=15.0, help="the window of each measurement")
+    parser.add_argument("--idle", type=float, default=10.0, help="seconds for which each system is looked at at rest")
+    parser.add_argument("--json", type=Path, help="where to write all rounds; the plot goes beside it")
+    parser.add_argument("--logs", type=Path, help="the folder for the systems' logs")
+    return parser
+
+
+def run(
+    applications: Mapping[str, Application],
+    clients: Sequence[int],
+    arguments: argparse.Namespace,
+    tell: Callable[[Session], None],
+) -> None:
+    """All rounds; what was measured is told however they end."""
+    logs = arguments.logs or Path(tempfile.mkdtemp(prefix="tokenline-bench-"))
+    session = Session(applications, clients, arguments.idle, logs)
+    try:
+        session.run(arguments.rounds)
+    finally:
+        tell(session)
 
 
 def end_in_order_on_sigterm() -> None:

@@ -185,3 +185,17 @@ async def test_work_that_fails_ends_its_stream_after_its_items() -> None:
     await turns()
     assert outlets[0].frames == [[[1, 0, [b"a", b"b"], FAILED]]]
     await writer.stop()
+
+
+async def test_nothing_is_written_to_a_connection_that_is_closed_and_not_yet_reported_lost() -> None:
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    outlets, writer = Outlets(), new_writer()
+    (one,) = await opened(writer)
+    one.send(b"a")
+    await turns()
+    one.send(b"b")  # leaves at the end of this turn
+    outlets[0].abort()
+    await turns()
+    assert outlets[0].items(1) == [b"a"]
+    assert not complaints
