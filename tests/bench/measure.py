@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import msgspec
 import psutil
 from bench.client import Answer, Load
 from bench.figures import Figures, figures
-from bench.processes import Usages, spent, usages
+from bench.processes import Usages, members, spent, usages
 from bench.systems import System
 
 # For the client's process to start.
@@ -68,6 +69,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 def measure(system: System, name: str, number: int, clients: int, plan: Plan) -> Measurement:
     """Raises RuntimeError when the client itself fails."""
+    known = members(system.run_id, system.root)
     begin_s = time.monotonic() + _CLIENT_S
     full_s = begin_s + plan.ramp_s
     load = Load(
@@ -87,9 +89,9 @@ def measure(system: System, name: str, number: int, clients: int, plan: Plan) ->
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as client:
         try:
             time.sleep(max(0.0, load.full_s - time.monotonic()))
-            before = _look(system, client.pid)
+            before = _look(known, client.pid)
             time.sleep(max(0.0, load.end_s - time.monotonic()))
-            after = _look(system, client.pid)
+            after = _look(known, client.pid)
             output, _ = client.communicate(timeout=_FINISH_S)
         finally:
             client.kill()
@@ -98,7 +100,9 @@ def measure(system: System, name: str, number: int, clients: int, plan: Plan) ->
     answers = msgspec.json.decode(output, type=list[Answer])
     # The clients begin nothing new after `end_s`, so the window must not reach past it.
     seen = figures(answers, before.at_s, load.end_s)
-    window_s, cpu_s = after.at_s - before.at_s, spent(before.usages, after.usages)
+    # Those that were started meanwhile are looked for once that disturbs nobody.
+    usages_after = {**usages(members(system.run_id, system.root)), **after.usages}
+    window_s, cpu_s = after.at_s - before.at_s, spent(before.usages, usages_after)
     client_s = after.client_s - before.client_s
     elsewhere_s = after.machine_s - before.machine_s - client_s - sum(cpu_s.values())
     return Measurement(name, number, clients, window_s, seen, cpu_s, client_s / window_s, elsewhere_s / window_s)
@@ -114,8 +118,8 @@ class _Look:
     at_s: float
 
 
-def _look(system: System, client: int) -> _Look:
-    found = usages(system.run_id, system.root)
+def _look(processes: Iterable[psutil.Process], client: int) -> _Look:
+    found = usages(processes)
     own, machine = psutil.Process(client).cpu_times(), psutil.cpu_times()
     busy_s = machine.user + machine.nice + machine.system + machine.irq + machine.softirq
     return _Look(found, own.user + own.system, busy_s, time.monotonic())
@@ -124,9 +128,10 @@ def _look(system: System, client: int) -> _Look:
 def rest(system: System, name: str, number: int, seconds: float) -> Idle:
     """What it costs to be there, once it has settled."""
     time.sleep(_SETTLE_S)
-    before, from_s = usages(system.run_id, system.root), time.monotonic()
+    processes = members(system.run_id, system.root)
+    before, from_s = usages(processes), time.monotonic()
     time.sleep(seconds)
-    after, to_s = usages(system.run_id, system.root), time.monotonic()
+    after, to_s = usages(processes), time.monotonic()
     return Idle(name, number, to_s - from_s, spent(before, after))
 
 

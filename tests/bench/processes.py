@@ -4,6 +4,7 @@ A system's processes carry a tag in their environment (`serve_app/local/processe
 over their environment (vLLM's engine core, Ray's agents) are found as descendants, or by the session all of them share.
 """
 
+import collections
 import contextlib
 import os
 import re
@@ -70,20 +71,24 @@ def spent(before: Usages, after: Usages) -> dict[str, float]:
 def members(run_id: str, root: int) -> list[psutil.Process]:
     """The live processes of a run: those that carry its tag, those in its root's session, and their descendants."""
     found = {process.pid: process for process in tagged(run_id)}
+    children: dict[int, list[psutil.Process]] = collections.defaultdict(list)
     for process in psutil.process_iter():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(psutil.Error, OSError):
+            children[process.ppid()].append(process)
             if os.getsid(process.pid) == root:
                 found[process.pid] = process
-    for process in list(found.values()):
-        with contextlib.suppress(psutil.Error):
-            found |= {child.pid: child for child in process.children(recursive=True)}
+    parents = list(found)
+    while parents:
+        born = {child.pid: child for child in children[parents.pop()] if child.pid not in found}
+        found |= born
+        parents += born
     return [process for process in found.values() if process.pid != os.getpid() and _lives(process)]
 
 
-def usages(run_id: str, root: int) -> Usages:
-    """A look at all processes of a run."""
+def usages(processes: Iterable[psutil.Process]) -> Usages:
+    """A look at those that still live. Quick, so that it can be taken amid a measurement, as `members` cannot."""
     found = {}
-    for process in members(run_id, root):
+    for process in processes:
         with contextlib.suppress(psutil.Error):
             times, title = process.cpu_times(), " ".join(process.cmdline())
             found[process.pid, process.create_time()] = Usage(group_of(title), times.user + times.system)

@@ -5,11 +5,13 @@ The simulated engine runs in `echo` mode: a stream repeats its own prompt's ids,
 
 import asyncio
 import contextlib
+import json
 import os
 from typing import Any
 
 import openai
 import pytest
+from raw_http import post
 
 MODEL = "simulated"
 
@@ -122,17 +124,22 @@ async def test_same_request_ids_at_the_same_time_do_not_mix(echoing: Any) -> Non
 
 
 async def test_clients_that_leave_do_not_disturb_those_that_stay(echoing: Any) -> None:
-    async def leave(client: openai.AsyncOpenAI, number: int) -> None:
-        stream = await client.completions.create(model=MODEL, prompt=f"leaver {number}", max_tokens=4000, stream=True)
-        for _ in range(1 + number % 4):
-            await anext(aiter(stream))
-        await stream.close()
+    async def leave(number: int) -> None:
+        # Not by the client library: it leaves generators of httpx half read, for the garbage collector to complain of.
+        fields = {"model": MODEL, "prompt": f"leaver {number}", "max_tokens": 4000, "stream": True}
+        reader, writer = await asyncio.open_connection("127.0.0.1", echoing.port)
+        writer.write(post("/v1/completions", json.dumps(fields).encode()))
+        events = 0
+        while events < 1 + number % 4:
+            assert (line := await reader.readline()), "the stream broke off"
+            events += line.startswith(b"data: ")
+        writer.close()
 
     prompts = [f"stayer {number} reads all" for number in range(CLIENTS // 2)]
     async with echoing.async_client(timeout=120.0) as client:
         before = echoing.run(count_tasks())
         staying = [asyncio.create_task(read_stream(client, prompt, 60)) for prompt in prompts]
-        await asyncio.gather(*(leave(client, number) for number in range(CLIENTS // 2)))
+        await asyncio.gather(*(leave(number) for number in range(CLIENTS // 2)))
         answers = await asyncio.gather(*staying)
         for prompt, (text, _) in zip(prompts, answers, strict=True):
             own = await ids_of(echoing, prompt)

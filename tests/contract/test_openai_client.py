@@ -13,6 +13,7 @@ from typing import Any
 
 import openai
 import pytest
+from raw_http import post
 
 MODEL = "simulated"
 MESSAGES: Any = [{"role": "user", "content": "Tell me a story."}]
@@ -553,7 +554,7 @@ def test_a_client_that_leaves_mid_stream_frees_the_engine(slow_path: Any) -> Non
 def test_a_client_that_leaves_an_unstreamed_request_frees_the_engine(slow_path: Any) -> None:
     body = json.dumps({"model": MODEL, "messages": MESSAGES, "max_tokens": 2000, "n": 3}).encode()
     with slow_path.connect() as connection:
-        connection.sendall(_post("/v1/chat/completions", body))
+        connection.sendall(post("/v1/chat/completions", body))
         slow_path.wait_busy(3)
     load = slow_path.wait_idle()
     assert (load.running, load.waiting, load.kv_usage) == (0, 0, 0.0)
@@ -581,7 +582,7 @@ def test_a_client_that_leaves_while_it_waits_for_a_slot_frees_its_place(serve: A
     with contextlib.ExitStack() as connections:
         for _ in range(4):
             connection = connections.enter_context(service.connect())
-            connection.sendall(_post("/v1/chat/completions", body))
+            connection.sendall(post("/v1/chat/completions", body))
         service.wait_busy(4)
     load = service.wait_idle()
     assert (load.running, load.waiting, load.kv_usage) == (0, 0, 0.0)
@@ -596,7 +597,7 @@ def test_a_client_that_does_not_read_is_ended_by_the_deadline(serve: Any) -> Non
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(10)
         connection.connect(("127.0.0.1", service.port))
-        connection.sendall(_post("/v1/chat/completions", body))
+        connection.sendall(post("/v1/chat/completions", body))
         service.wait_busy()
         ended = service.run(_ended_within(service, 6.0))
     assert ended, "the request outlived its deadline because its client does not read"
@@ -608,8 +609,3 @@ async def _ended_within(service: Any, limit_s: float) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def _post(path: str, body: bytes) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body

@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from raw_http import post
 
 MODEL = "simulated"
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 40}
@@ -100,10 +101,7 @@ def test_a_client_that_does_not_read_costs_the_engine_no_more_than_the_backlog(s
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(30)
         connection.connect(("127.0.0.1", service.port))
-        head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nx-request-id: unread-{n}\r\nContent-Length: {len(raw)}"
-        )
-        connection.sendall(head.encode() + b"\r\n\r\n" + raw)
+        connection.sendall(post("/v1/chat/completions", raw, f"unread-{n}"))
         service.wait_busy()
         load = service.wait_idle()
         assert (load.running, load.waiting, load.kv_usage) == (0, 0, 0.0)

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from raw_http import post
 
 from serve_app.messages import LoadReport
 from serve_app.telemetry.account import account
@@ -278,14 +279,6 @@ def test_a_failed_engines_words_are_with_nobody(serve: Any, caplog: pytest.LogCa
         assert words not in told
 
 
-def head(request_id: str, body: bytes) -> bytes:
-    """What goes ahead of a chat's body on a bare connection."""
-    return (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nx-request-id: {request_id}\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    ).encode()
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_left_is_remembered_as_such(serve: Any, stream: bool) -> None:
     service = serve({"engine": {"sim": {"step_ms": 5.0}}})
@@ -293,7 +286,7 @@ def test_a_client_that_left_is_remembered_as_such(serve: Any, stream: bool) -> N
     before = len(service.requests())
     raw = json.dumps(CHAT | {"max_tokens": 4000, "stream": stream}).encode()
     with service.connect() as leaver:
-        leaver.sendall(head(request_id, raw) + raw)
+        leaver.sendall(post("/v1/chat/completions", raw, request_id))
         service.wait_busy()
     service.wait_idle()
     request = remembered(service, request_id)
@@ -303,7 +296,7 @@ def test_a_client_that_left_is_remembered_as_such(serve: Any, stream: bool) -> N
 
 def test_a_client_that_leaves_amid_its_body_is_remembered_as_such(path: Any) -> None:
     with path.connect() as leaver:
-        leaver.sendall(head("left-amid-body", b"x" * 1000) + b'{"model":')
+        leaver.sendall(post("/v1/chat/completions", b'{"model":' + b" " * 1000, "left-amid-body")[:-1000])
     request = remembered(path, "left-amid-body")
     assert (request.outcome, request.status, request.choices) == ("disconnected", 499, ())
 
@@ -312,7 +305,7 @@ def test_a_client_that_closes_once_it_has_all_did_not_leave(path: Any) -> None:
     for number in range(20):
         body = json.dumps(CHAT | {"stream": True, "max_tokens": 2}).encode()
         with path.connect() as client:
-            client.sendall(head(f"all-{number}", body) + body)
+            client.sendall(post("/v1/chat/completions", body, f"all-{number}"))
             received = b""
             while b"[DONE]" not in received:
                 received += client.recv(65536)

@@ -159,7 +159,7 @@ def _refused(status: int, text: str) -> str:
 async def _kill(service: Service, tally: Tally, end: float) -> None:
     """Every few seconds a replica of one hop after the other dies without a word."""
     numbers, turn = random.Random(4), 0
-    while time.monotonic() < end:
+    while time.monotonic() < end or turn < len(HOPS):
         await asyncio.sleep(min(KILL_EVERY_S, SECONDS / 6))
         hop = HOPS[turn % len(HOPS)]
         if found := [pid for name, pid in _replicas(service) if name == hop]:

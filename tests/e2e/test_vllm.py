@@ -13,6 +13,7 @@ import httpx
 import openai
 import psutil
 import pytest
+from raw_http import post
 from receiver import Receiver
 
 from serve_app.config import ModelSection
@@ -152,9 +153,8 @@ def test_a_client_that_leaves_frees_its_slot_and_its_kv_blocks(http: httpx.Clien
         "stream": stream,
     }
     raw = json.dumps(body).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
     with socket.create_connection((http.base_url.host, http.base_url.port)) as leaver:
-        leaver.sendall(head.encode() + raw)
+        leaver.sendall(post("/v1/chat/completions", raw))
         wait_until(lambda: load(http)["running"] == 1 and load(http)["kv_usage"] > before["kv_usage"], 60.0)
         if stream:
             assert b" 200 OK" in leaver.recv(64)
