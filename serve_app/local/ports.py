@@ -1,13 +1,18 @@
 """Owns the question which TCP ports are free on this machine. Knows nothing of who will use them."""
 
 import errno
+import itertools
 import random
 import socket
 
 _ANY = "0.0.0.0"  # HAProxy's statistics and metrics listen on all interfaces (Ray Serve 2.60, haproxy_templates.py)
 # Below Linux's ephemeral ports (32768 and up): no outgoing connection takes one between our look and Ray's bind.
+# Above Ray's workers, which count from 10002.
 _FIRST_BLOCK, _LAST_BLOCK = 20_000, 30_000
 BLOCK_PORTS = 100
+_SINGLE_PORTS = range(30_000, 32_768)
+# Of all processes of this machine each goes round in an order of its own, so that none gives a port twice.
+_rounds = itertools.cycle(random.sample(_SINGLE_PORTS, len(_SINGLE_PORTS)))
 
 
 def is_free(host: str, port: int) -> bool:
@@ -28,15 +33,16 @@ def is_free(host: str, port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports, chosen by the kernel, that are free on every interface."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind((_ANY, 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Ports that are free on every interface, and others at the next call. Raises OSError if there are too few."""
+    found: list[int] = []
+    for port in itertools.islice(_rounds, len(_SINGLE_PORTS)):
+        if len(found) == count:
+            break
+        if is_free(_ANY, port):
+            found.append(port)
+    if len(found) < count:
+        raise OSError(errno.EADDRINUSE, f"fewer than {count} free ports from {_SINGLE_PORTS[0]} to {_SINGLE_PORTS[-1]}")
+    return found
 
 
 def free_block() -> int:
