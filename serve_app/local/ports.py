@@ -7,11 +7,11 @@ import socket
 
 _ANY = "0.0.0.0"  # HAProxy's statistics and metrics listen on all interfaces (Ray Serve 2.60, haproxy_templates.py)
 # Below Linux's ephemeral ports (32768 and up): no outgoing connection takes one between our look and Ray's bind.
-# Above Ray's workers, which count from 10002.
-_FIRST_BLOCK, _LAST_BLOCK = 20_000, 30_000
+# Above those of Ray's workers, which count from 10002, and below Kubernetes' node ports (30000 and up).
+_FIRST_BLOCK, _LAST_BLOCK = 20_000, 28_000
 BLOCK_PORTS = 100
-_SINGLE_PORTS = range(30_000, 32_768)
-# Of all processes of this machine each goes round in an order of its own, so that none gives a port twice.
+_SINGLE_PORTS = range(28_000, 30_000)
+# Each process goes round these in an order of its own, and gives none twice until it has given all.
 _rounds = itertools.cycle(random.sample(_SINGLE_PORTS, len(_SINGLE_PORTS)))
 
 
@@ -33,7 +33,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free on every interface, and others at the next call. Raises OSError if there are too few."""
+    """Different ports, free on every interface; the next call gives others. Raises OSError if there are too few."""
     found: list[int] = []
     for port in itertools.islice(_rounds, len(_SINGLE_PORTS)):
         if len(found) == count:

@@ -100,9 +100,8 @@ def measure(system: System, name: str, number: int, clients: int, plan: Plan) ->
     answers = msgspec.json.decode(output, type=list[Answer])
     # The clients begin nothing new after `end_s`, so the window must not reach past it.
     seen = figures(answers, before.at_s, load.end_s)
-    # Those that were started meanwhile are looked for once that disturbs nobody.
-    usages_after = {**usages(members(system.run_id, system.root)), **after.usages}
-    window_s, cpu_s = after.at_s - before.at_s, spent(before.usages, usages_after)
+    # A process that started since `known` counts as elsewhere.
+    window_s, cpu_s = after.at_s - before.at_s, spent(before.usages, after.usages)
     client_s = after.client_s - before.client_s
     elsewhere_s = after.machine_s - before.machine_s - client_s - sum(cpu_s.values())
     return Measurement(name, number, clients, window_s, seen, cpu_s, client_s / window_s, elsewhere_s / window_s)

@@ -4,6 +4,7 @@ The simulated engine runs in `echo` mode: a stream repeats its own prompt's ids,
 """
 
 import asyncio
+import collections
 import contextlib
 import json
 import os
@@ -147,3 +148,6 @@ async def test_clients_that_leave_do_not_disturb_those_that_stay(echoing: Any) -
         load = await asyncio.to_thread(echoing.wait_idle)
         assert (load.running, load.waiting, load.kv_usage) == (0, 0, 0.0)
         assert echoing.run(settled_tasks(before)) <= before
+        # That the engine came to rest is not enough: it would too once it had made all that nobody reads.
+        outcomes = collections.Counter(one.outcome for one in await asyncio.to_thread(echoing.requests, last=CLIENTS))
+        assert outcomes == {"ok": CLIENTS // 2, "disconnected": CLIENTS // 2}

@@ -28,7 +28,7 @@ CONFIG = Path(__file__).parents[2] / "serve_app" / "configs" / "simulated.yaml"
 SECONDS = float(os.environ.get("TOKENLINE_SOAK_SECONDS", "30"))
 STREAMS, FEW = 128, 8
 TOKENS = 60
-# 8 s at 128 streams, and then for a while few of them, so that replicas are taken away again.
+# All streams for a while and then few of them, so that replicas are added and taken away again.
 BUSY_S, CALM_S = 60.0, 40.0
 # On two cores a replica takes 10 to 40 s to start: with one killed every 10 s, whole hops were soon gone for minutes.
 KILL_EVERY_S = 20.0
@@ -93,8 +93,8 @@ async def test_every_stream_ends_whole_or_with_a_clear_error_whatever_is_killed_
     _check_memory(tally)
     unclear = {end: count for end, count in tally.ends.items() if end.startswith("unclear")}
     assert not unclear
-    # Of a short run the four kills end about half.
-    assert tally.ends["whole"] > 0.2 * sum(tally.ends.values())
+    # In a short run each of the four kills ends many of what little there is: 43 to 71 % were whole.
+    assert tally.ends["whole"] > (0.2 if SECONDS < 300 else 0.4) * sum(tally.ends.values())
     assert all(tally.killed[hop] for hop in HOPS)
     assert report["engine"]["running"] == report["engine"]["waiting"] == 0
 
