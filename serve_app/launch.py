@@ -23,7 +23,7 @@ from typing import IO, Any
 import msgspec
 
 from serve_app.errors import TokenlineError
-from serve_app.local import environment, events, ports, preflight, servefile
+from serve_app.local import engine_cpus, environment, events, ports, preflight, servefile
 from serve_app.local.events import Event, Order
 from serve_app.local.probe import is_ready
 from serve_app.local.processes import sweep
@@ -125,6 +125,7 @@ class Run:
         while not is_ready(url):
             self._step(deadline, _READY_POLL_S)
         self._report.done("warm-up")
+        engine_cpus.make_room(self._child.pid)
         # On every interface of the machine (Ray 2.60), this one among them.
         metrics_url = f"http://127.0.0.1:{self._metrics_port}/metrics"
         model = self._file.model_name
@@ -217,6 +218,8 @@ class Run:
         self._steps[event.name] = event.status
         if event.status == "HEALTHY" and before != "HEALTHY":
             self._report.done(event.name)
+            if self._was_running and self._child is not None:  # with replicas that were not there before
+                engine_cpus.make_room(self._child.pid)
         elif before is None:
             self._report.start(event.name, _DOING.get(event.name, "starting"))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import psutil
-from bench.client import Answer, Load
+from bench.client import Load, Seen
 from bench.figures import Figures, figures
 from bench.processes import Usages, members, spent, usages
 from bench.systems import System
@@ -27,7 +27,8 @@ class Measurement(msgspec.Struct, frozen=True):
     """One system under one load in one round.
 
     cpu_s: CPU seconds by process group within the window of `window_s` seconds. client_cores: what the load itself
-    took. elsewhere_cores: what ran on the machine beside both; near 0 unless somebody else used it.
+    took. client_late_ms: how late it came to look at what had arrived, at worst. elsewhere_cores: what ran on the
+    machine beside both; near 0 unless somebody else used it.
     """
 
     system: str
@@ -37,6 +38,7 @@ class Measurement(msgspec.Struct, frozen=True):
     figures: Figures
     cpu_s: dict[str, float]
     client_cores: float
+    client_late_ms: float
     elsewhere_cores: float
 
 
@@ -97,14 +99,24 @@ def measure(system: System, name: str, number: int, clients: int, plan: Plan) ->
             client.kill()
     if client.returncode != 0:
         raise RuntimeError(f"the client ended with status {client.returncode}")
-    answers = msgspec.json.decode(output, type=list[Answer])
+    outcome = msgspec.json.decode(output, type=Seen)
     # The clients begin nothing new after `end_s`, so the window must not reach past it.
-    seen = figures(answers, before.at_s, load.end_s)
+    seen = figures(outcome.answers, before.at_s, load.end_s)
     # A process that started since `known` counts as elsewhere.
     window_s, cpu_s = after.at_s - before.at_s, spent(before.usages, after.usages)
     client_s = after.client_s - before.client_s
     elsewhere_s = after.machine_s - before.machine_s - client_s - sum(cpu_s.values())
-    return Measurement(name, number, clients, window_s, seen, cpu_s, client_s / window_s, elsewhere_s / window_s)
+    return Measurement(
+        system=name,
+        round=number,
+        clients=clients,
+        window_s=window_s,
+        figures=seen,
+        cpu_s=cpu_s,
+        client_cores=client_s / window_s,
+        client_late_ms=outcome.late_ms,
+        elsewhere_cores=elsewhere_s / window_s,
+    )
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ def metrics(one: Measurement) -> dict[str, float]:
         TOKENS_PER_S: seen.tokens_per_s,
         "cores: client": one.client_cores,
         "cores: elsewhere": one.elsewhere_cores,
+        "client late": one.client_late_ms,
     }
     for name, percentiles in (("TTFT", seen.ttft_ms), ("TPOT", seen.tpot_ms), ("ITL", seen.itl_ms)):
         named |= {f"{name} {share}": value for share, value in percentiles.items()}

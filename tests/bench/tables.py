@@ -16,6 +16,7 @@ SPEED = {
     "ITL p50, p90, p99, ms": ["ITL p50", "ITL p90", "ITL p99"],
     "events/token": ["events/token"],
     "cores of client, elsewhere": ["cores: client", "cores: elsewhere"],
+    "client late, ms": ["client late"],
 }
 COST = {"all": [CPU], "serving": [SERVING_CPU], "engine core": [ENGINE_CPU]}
 RATIOS = {

@@ -61,6 +61,17 @@ def test_the_model_knows_the_capital_of_france(client: openai.OpenAI) -> None:
     assert chat.choices[0].finish_reason == "stop"
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU leaves the hops nothing to move to")
+def test_no_hop_runs_on_a_cpu_that_vllm_computes_on(vllm_service: Service) -> None:
+    titled = {" ".join(one.cmdline()): one for one in psutil.Process(vllm_service.pid).children(recursive=True)}
+    workers = [one for title, one in titled.items() if title.startswith("VLLM::Worker")]
+    hops = [one for title, one in titled.items() if title.startswith("ray::ServeReplica")]
+    assert len(workers) == 1
+    assert len(hops) == 5
+    for hop in hops:
+        assert not set(hop.cpu_affinity()) & set(workers[0].cpu_affinity())
+
+
 def test_greedy_output_equals_vllms_own_for_every_reference_prompt(
     client: openai.OpenAI, reference: list[dict[str, Any]], vocabulary: Vocabulary
 ) -> None:

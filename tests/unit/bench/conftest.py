@@ -27,6 +27,6 @@ def make() -> Make:
             "itl_ms": {"p50": 5.0},
         }
         cpu_s = changes.pop("cpu_s", {"gateway": 1.0, "engine core": 5.0})
-        return Measurement(system, number, clients, 10.0, Figures(**(seen | changes)), cpu_s, 0.1, 0.0)
+        return Measurement(system, number, clients, 10.0, Figures(**(seen | changes)), cpu_s, 0.1, 2.0, 0.0)
 
     return build
