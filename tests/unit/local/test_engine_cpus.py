@@ -1,10 +1,12 @@
 """Who leaves the CPUs that vLLM's workers have bound themselves to."""
 
+import contextlib
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
+import psutil
 import pytest
 
 from serve_app.local.engine_cpus import make_room, others, stays
@@ -47,55 +49,51 @@ def test_what_starts_engines_keeps_all_cpus(title: str, kept: bool) -> None:
     assert stays(title) is kept
 
 
-Start = Callable[[str, int | None], int]
+Family = Callable[..., tuple[int, list[int]]]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a process with that title, bound to a CPU or to none; returns its pid."""
-    children: list[subprocess.Popen[bytes]] = []
+def family() -> Iterator[Family]:
+    """Starts a process and one below it for each title; returns its pid and theirs.
 
-    def begin(title: str, cpu: int | None = None) -> int:
-        child = subprocess.Popen(["bash", "-c", f"exec -a '{title}' sleep 600"])
-        children.append(child)
-        _await_title(child.pid, title)
-        if cpu is not None:
-            os.sched_setaffinity(child.pid, {cpu})
-        return child.pid
+    Below this test's own process there may be a service on vLLM.
+    """
+    roots: list[subprocess.Popen[bytes]] = []
+
+    def begin(*titles: str) -> tuple[int, list[int]]:
+        lines = [f"(exec -a '{title}' sleep 600) & " for title in titles]
+        root = subprocess.Popen(["bash", "-c", "".join(lines) + "wait"])
+        roots.append(root)
+        while sorted(found := {_title(child): child.pid for child in _children(root)}) != sorted(titles):
+            time.sleep(0.01)
+        return root.pid, [found[title] for title in titles]
 
     yield begin
-    for child in children:
-        child.kill()
-        child.wait()
-
-
-@pytest.fixture
-def own_cpus() -> Iterator[set[int]]:
-    """This test's process is the root of the family, and is moved too."""
-    before = os.sched_getaffinity(0)
-    yield before
-    for thread in Path("/proc/self/task").iterdir():
-        os.sched_setaffinity(int(thread.name), before)
+    for root in roots:
+        for process in [*_children(root), root]:
+            process.kill()
+        root.wait()
 
 
 @needs_two_cpus
-def test_a_family_leaves_the_workers_cpu_and_those_that_start_engines_stay(start: Start, own_cpus: set[int]) -> None:
-    last = max(own_cpus)
-    worker, core = start("VLLM::Worker", last), start("VLLM::EngineCore", None)
-    hop, idle = start("ray::ServeReplica:tokenline:gateway", None), start("ray::IDLE", None)
-    rest = make_room(os.getpid())
-    assert rest == own_cpus - {last}
-    assert os.sched_getaffinity(worker) == {last}
-    assert os.sched_getaffinity(hop) == rest
-    assert os.sched_getaffinity(core) == os.sched_getaffinity(idle) == own_cpus
+def test_a_family_leaves_the_workers_cpu_and_those_that_start_engines_stay(family: Family) -> None:
+    own = os.sched_getaffinity(0)
+    root, (worker, core, hop, idle) = family(
+        "VLLM::Worker", "VLLM::EngineCore", "ray::ServeReplica:tokenline:gateway", "ray::IDLE"
+    )
+    os.sched_setaffinity(worker, {max(own)})
+    rest = make_room(root)
+    assert rest == own - {max(own)}
+    assert os.sched_getaffinity(worker) == {max(own)}
+    assert os.sched_getaffinity(hop) == os.sched_getaffinity(root) == rest
+    assert os.sched_getaffinity(core) == os.sched_getaffinity(idle) == own
 
 
 @needs_two_cpus
-def test_nothing_moves_where_no_worker_is_bound(start: Start, own_cpus: set[int]) -> None:
-    hop = start("ray::ServeReplica:tokenline:gateway", None)
-    start("VLLM::Worker", None)
-    assert make_room(os.getpid()) == set()
-    assert os.sched_getaffinity(hop) == own_cpus
+def test_nothing_moves_where_no_worker_is_bound(family: Family) -> None:
+    root, (hop, _) = family("ray::ServeReplica:tokenline:gateway", "VLLM::Worker")
+    assert make_room(root) == set()
+    assert os.sched_getaffinity(hop) == os.sched_getaffinity(0)
 
 
 def test_a_root_that_is_gone_is_no_error() -> None:
@@ -104,6 +102,11 @@ def test_a_root_that_is_gone_is_no_error() -> None:
     assert make_room(child.pid) == set()
 
 
-def _await_title(pid: int, title: str) -> None:
-    while not Path(f"/proc/{pid}/cmdline").read_text().startswith(title):
-        pass
+def _children(root: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    return psutil.Process(root.pid).children()
+
+
+def _title(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline()[:1])
+    return ""
